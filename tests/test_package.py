@@ -1,0 +1,158 @@
+"""What the package as a whole promises: its public names, no unsafe reader, light imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import kvcs
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_LINES = 500
+UNSAFE_MODULES = {
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "imp",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "pickle",
+    "shelve",
+}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load"}
+HEAVY_MODULES = ("torch", "transformers", "rich", "typer", "matplotlib")
+
+
+def test_all_names_what_the_package_shows() -> None:
+    shown = {
+        name
+        for name, value in vars(kvcs).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType) and name != "annotations"
+    }
+    assert set(kvcs.__all__) - {"__version__"} == shown
+    assert len(kvcs.__all__) == len(set(kvcs.__all__))
+    assert kvcs.__all__ == sorted(kvcs.__all__)
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    bare = [
+        name
+        for name in kvcs.__all__
+        if callable(getattr(kvcs, name)) and not (getattr(kvcs, name).__doc__ or "").strip()
+    ]
+    assert bare == []
+
+
+def test_version_is_that_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert kvcs.__version__ == project["project"]["version"]
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "kvcs" / "py.typed").is_file()
+
+
+def _sources() -> list[Path]:
+    found = list((ROOT / "kvcs").rglob("*.py"))
+    for folder in ("scripts", "certs", "examples", "bench"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and (
+                path.suffix == ".py" or ("python" in _first_line(path) and not path.suffix)
+            ):
+                found.append(path)
+    return sorted(found)
+
+
+def _first_line(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.readline(200).decode("ascii", "replace")
+
+
+def unsafe(source: str) -> Iterator[str]:
+    """Say where a module reads or runs what can carry code."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # `from torch import load` would hide the call below.
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            names = []
+        for name in names:
+            if name.split(".")[0] in UNSAFE_MODULES or name in UNSAFE_CALLS:
+                yield f"line {node.lineno}: imports {name}"
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in UNSAFE_CALLS:
+                yield f"line {node.lineno}: calls {called}"
+            for keyword in node.keywords:
+                is_off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg == "allow_pickle" and not is_off:
+                    yield f"line {node.lineno}: allows pickles"
+
+
+def test_nothing_reads_what_can_carry_code() -> None:
+    sources = _sources()
+    assert sources
+    found = [
+        f"{path.relative_to(ROOT)} {text}"
+        for path in sources
+        for text in unsafe(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "def f():\n    import dill.source",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "import yaml\nyaml.load(x)",
+        "eval('1')",
+        "np.load(p, allow_pickle=True)",
+        "np.load(p, allow_pickle=flag)",
+    ],
+)
+def test_an_unsafe_reader_is_found(source: str) -> None:
+    assert list(unsafe(source))
+
+
+def test_a_safe_reader_is_not_blamed() -> None:
+    source = "import json\njson.loads(x)\nnp.load(p, allow_pickle=False)\nmodel.eval()"
+    assert list(unsafe(source)) == []
+
+
+def test_no_module_is_too_long_to_read() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in _sources()
+    }
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_import_brings_no_heavy_library() -> None:
+    program = (
+        "import sys, kvcs\n"
+        f"heavy = [name for name in {HEAVY_MODULES!r} if name in sys.modules]\n"
+        "print(*heavy)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "", "")

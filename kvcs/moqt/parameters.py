@@ -95,13 +95,13 @@ class Scope(StrEnum):
     SUBSCRIBE_NAMESPACE_OK = "SUBSCRIBE_NAMESPACE_OK"
     SUBSCRIBE_TRACKS = "SUBSCRIBE_TRACKS"
     SUBSCRIBE_TRACKS_OK = "SUBSCRIBE_TRACKS_OK"
-    SUBSCRIPTION_UPDATE = "REQUEST_UPDATE of a subscription"
-    FETCH_UPDATE = "REQUEST_UPDATE of FETCH"
-    PUBLISH_NAMESPACE_UPDATE = "REQUEST_UPDATE of PUBLISH_NAMESPACE"
-    SUBSCRIBE_NAMESPACE_UPDATE = "REQUEST_UPDATE of SUBSCRIBE_NAMESPACE"
-    SUBSCRIBE_TRACKS_UPDATE = "REQUEST_UPDATE of SUBSCRIBE_TRACKS"
-    SUBSCRIPTION_UPDATE_OK = "REQUEST_UPDATE_OK of a subscription"
-    OTHER_UPDATE_OK = "REQUEST_UPDATE_OK of another request"
+    UPDATE_SUBSCRIPTION = "REQUEST_UPDATE of a subscription"
+    UPDATE_FETCH = "REQUEST_UPDATE of FETCH"
+    UPDATE_PUBLISH_NAMESPACE = "REQUEST_UPDATE of PUBLISH_NAMESPACE"
+    UPDATE_SUBSCRIBE_NAMESPACE = "REQUEST_UPDATE of SUBSCRIBE_NAMESPACE"
+    UPDATE_SUBSCRIBE_TRACKS = "REQUEST_UPDATE of SUBSCRIBE_TRACKS"
+    UPDATE_SUBSCRIPTION_OK = "REQUEST_UPDATE_OK of a subscription"
+    UPDATE_OTHER_OK = "REQUEST_UPDATE_OK of another request"
     FILL_PARAMETERS = "FILL_PARAMETERS"
     REQUEST_OK = "REQUEST_OK"
     """Any of the OKs above: all that can be said before the request is looked up."""
@@ -135,16 +135,16 @@ SCOPES: dict[Scope, frozenset[ParameterType]] = {
     # The draft lists this scope twice, a short and a long list; we take the long one.
     Scope.SUBSCRIBE_TRACKS: _SUBSCRIBE | _types(0x29),
     Scope.SUBSCRIBE_TRACKS_OK: _EXPIRES,
-    Scope.SUBSCRIPTION_UPDATE: _types(
+    Scope.UPDATE_SUBSCRIPTION: _types(
         0x02, 0x03, 0x06, 0x10, 0x20, 0x21, 0x23, 0x25, 0x26, 0x27, 0x28, 0x32
     ),
-    Scope.FETCH_UPDATE: _types(0x03, 0x20),
-    Scope.PUBLISH_NAMESPACE_UPDATE: _types(0x03),
-    Scope.SUBSCRIBE_NAMESPACE_UPDATE: _types(0x03, 0x34),
+    Scope.UPDATE_FETCH: _types(0x03, 0x20),
+    Scope.UPDATE_PUBLISH_NAMESPACE: _types(0x03),
+    Scope.UPDATE_SUBSCRIBE_NAMESPACE: _types(0x03, 0x34),
     # The draft's list lacks 0x25-0x28; but filters that SUBSCRIBE_TRACKS set may need a change.
-    Scope.SUBSCRIBE_TRACKS_UPDATE: _types(0x03, 0x10, 0x25, 0x26, 0x27, 0x28, 0x29, 0x34),
-    Scope.SUBSCRIPTION_UPDATE_OK: _types(0x08, 0x09),
-    Scope.OTHER_UPDATE_OK: _EXPIRES,
+    Scope.UPDATE_SUBSCRIBE_TRACKS: _types(0x03, 0x10, 0x25, 0x26, 0x27, 0x28, 0x29, 0x34),
+    Scope.UPDATE_SUBSCRIPTION_OK: _types(0x08, 0x09),
+    Scope.UPDATE_OTHER_OK: _EXPIRES,
     Scope.FILL_PARAMETERS: _types(0x0A, 0x20, 0x21, 0x22, 0x25, 0x26, 0x27, 0x28),
 }
 SCOPES[Scope.REQUEST_OK] = _types(0x08, 0x09)

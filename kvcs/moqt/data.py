@@ -1,0 +1,411 @@
+"""Objects on data streams: incremental parsers (MOQT §11.3, §11.4).
+
+This is the hot path, so it is written by hand. Payload octets are never joined or copied: they
+come out as views of what was fed. Only an item's header that a cut divides is buffered; it is
+completed field by field, each time with just the octets that the next field is known to need. So
+an octet is copied at most once, a header is looked at a bounded number of times whatever the cut,
+and the cost is linear in the stream's length.
+
+Types, headers, encoders and datagrams are in modules of their own; all are exported here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from kvcs.moqt.datagrams import ObjectDatagram, PaddingDatagram, decode_datagram
+from kvcs.moqt.encoders import FetchEncoder, SubgroupEncoder
+from kvcs.moqt.errors import ProtocolViolation
+from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
+from kvcs.moqt.objects import (
+    FETCH_DATAGRAM,
+    FETCH_FIRST_MARKER,
+    FETCH_GROUP_DELTA,
+    FETCH_OBJECT_DELTA,
+    FETCH_PRIORITY,
+    FETCH_PROPERTIES,
+    FETCH_SUBGROUP_MODE,
+    FETCH_SUBGROUP_NEXT,
+    FETCH_SUBGROUP_PRESENT,
+    FETCH_SUBGROUP_PRIOR,
+    MAX_OBJECT_PROPERTIES,
+    OBJECT_STATUSES,
+    Item,
+    ObjectChunk,
+    ObjectEnded,
+    ObjectHeader,
+    ObjectStarted,
+    ObjectStatus,
+    RangeKind,
+    RangeMarked,
+)
+from kvcs.moqt.streams import (
+    CONTROL_STREAM,
+    ControlStream,
+    FetchHeader,
+    PaddingHeader,
+    StreamHeader,
+    SubgroupHeader,
+    read_stream_header,
+)
+from kvcs.moqt.wire import VI64_LENGTH, VI64_MASK
+
+__all__ = [
+    "CONTROL_STREAM",
+    "MAX_OBJECT_PROPERTIES",
+    "ControlStream",
+    "FetchEncoder",
+    "FetchHeader",
+    "FetchParser",
+    "Item",
+    "ObjectChunk",
+    "ObjectDatagram",
+    "ObjectEnded",
+    "ObjectHeader",
+    "ObjectStarted",
+    "ObjectStatus",
+    "PaddingDatagram",
+    "PaddingHeader",
+    "RangeKind",
+    "RangeMarked",
+    "StreamHeader",
+    "SubgroupEncoder",
+    "SubgroupHeader",
+    "SubgroupParser",
+    "decode_datagram",
+    "read_stream_header",
+]
+
+_NORMAL = ObjectStatus.NORMAL
+_ENDED = ObjectEnded()
+_RANGE_KINDS = {int(kind): kind for kind in RangeKind}
+
+
+class _Short(Exception):
+    """An item's header is cut.
+
+    Args:
+        needed: octets, from the item's first one, that the next field needs at least.
+    """
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+
+
+def _vi64(buffer: bytearray | memoryview, pos: int, end: int, start: int) -> tuple[int, int]:
+    """Return the integer at ``pos`` and the position behind it; ``start`` is the item's."""
+    if pos >= end:
+        raise _Short(pos + 1 - start)
+    first = buffer[pos]
+    if first < 0x80:
+        return first, pos + 1
+    length = VI64_LENGTH[first]
+    stop = pos + length
+    if stop > end:
+        raise _Short(stop - start)
+    return int.from_bytes(buffer[pos:stop], "big") & VI64_MASK[length], stop
+
+
+class _ItemParser(ABC):
+    """Cuts a data stream behind its header into items."""
+
+    __slots__ = ("_max_properties", "_needed", "_pending", "_remaining")
+
+    def __init__(self, max_properties: int) -> None:
+        self._max_properties = max_properties
+        self._pending = bytearray()
+        self._needed = 0
+        self._remaining = 0
+
+    @property
+    def mid_object(self) -> bool:
+        """Whether the stream so far ends inside an item."""
+        return bool(self._remaining or self._pending)
+
+    @property
+    def buffered(self) -> int:
+        """Octets held: those of an item's header that is cut, never payload."""
+        return len(self._pending)
+
+    def finish(self) -> None:
+        """Take the stream's FIN; a reset may cut anywhere and needs no call.
+
+        Raises:
+            ProtocolViolation: it came inside an item.
+        """
+        if self._remaining:
+            raise ProtocolViolation(f"FIN with {self._remaining} octets of an Object to come")
+        if self._pending:
+            raise ProtocolViolation("FIN inside the header of an Object")
+
+    def feed(self, data: bytes | memoryview) -> list[Item]:
+        """Take the next octets of the stream and return the items they give.
+
+        Args:
+            data: octets; chunks are views of them, so they must not change afterwards.
+
+        Raises:
+            ProtocolViolation: the stream breaks the format; nothing more may be fed.
+        """
+        view = data if isinstance(data, memoryview) else memoryview(data)
+        size = len(view)
+        remaining = self._remaining
+        if size < remaining:
+            self._remaining = remaining - size
+            return [ObjectChunk(view)] if size else []
+        items: list[Item] = []
+        pos = 0
+        while True:
+            if remaining:
+                stop = pos + remaining
+                if stop > size:
+                    if pos < size:
+                        items.append(ObjectChunk(view[pos:size]))
+                    self._remaining = stop - size
+                    return items
+                items.append(ObjectChunk(view[pos:stop]))
+                items.append(_ENDED)
+                pos = stop
+                self._remaining = 0
+            if pos == size:
+                return items
+            if self._pending:
+                pos = self._complete(view, pos, size, items)
+            else:
+                try:
+                    pos = self._parse(view, pos, size, items)
+                except _Short as short:
+                    self._pending += view[pos:size]
+                    self._needed = short.needed
+                    return items
+            remaining = self._remaining
+
+    def _complete(self, view: memoryview, pos: int, size: int, items: list[Item]) -> int:
+        """Go on with an item's header that was cut; returns the position behind what it took."""
+        pending = self._pending
+        while pos < size:
+            stop = min(size, pos + self._needed - len(pending))
+            pending += view[pos:stop]
+            pos = stop
+            if len(pending) < self._needed:
+                break
+            try:
+                self._parse(pending, 0, len(pending), items)
+            except _Short as short:
+                self._needed = short.needed
+            else:
+                pending.clear()
+                break
+        return pos
+
+    @abstractmethod
+    def _parse(
+        self, buffer: bytearray | memoryview, start: int, end: int, items: list[Item]
+    ) -> int:
+        """Parse the item header at ``start`` and add its items.
+
+        Sets ``_remaining`` to the octets of payload. State changes only when all is there.
+
+        Returns:
+            The position behind the header.
+
+        Raises:
+            _Short: the header is cut.
+            ProtocolViolation: it is wrong.
+        """
+
+    def _properties_end(self, length: int, pos: int, end: int, start: int) -> int:
+        if length > self._max_properties:
+            raise ProtocolViolation(
+                f"Object Properties have {length} octets, limit {self._max_properties}"
+            )
+        stop = pos + length
+        if stop > end:
+            raise _Short(stop - start)
+        return stop
+
+
+class SubgroupParser(_ItemParser):
+    """Parses a subgroup stream behind its SUBGROUP_HEADER (§11.3).
+
+    Args:
+        header: the stream's header; it gives Group, Subgroup and priority of every Object.
+        max_properties: octets of Properties that one Object may have.
+    """
+
+    __slots__ = ("_has_properties", "_object_id", "header", "subgroup_id")
+
+    def __init__(self, header: SubgroupHeader, max_properties: int = MAX_OBJECT_PROPERTIES) -> None:
+        super().__init__(max_properties)
+        self.header = header
+        self.subgroup_id = header.subgroup_id
+        """Subgroup ID; None until the first Object gives it."""
+        self._has_properties = header.has_properties
+        self._object_id = -1
+
+    def _parse(
+        self, buffer: bytearray | memoryview, start: int, end: int, items: list[Item]
+    ) -> int:
+        delta, pos = _vi64(buffer, start, end, start)
+        object_id = self._object_id + 1 + delta
+        if object_id > MAX_VI64:
+            raise ProtocolViolation("Object ID above 2^64-1")
+        properties = b""
+        if self._has_properties:
+            length, pos = _vi64(buffer, pos, end, start)
+            if length:
+                stop = self._properties_end(length, pos, end, start)
+                properties = bytes(buffer[pos:stop])
+                pos = stop
+        payload_length, pos = _vi64(buffer, pos, end, start)
+        status = _NORMAL
+        if not payload_length:
+            code, pos = _vi64(buffer, pos, end, start)
+            if code:
+                if code not in OBJECT_STATUSES:
+                    raise ProtocolViolation(f"Object Status {code:#x} is not defined")
+                status = OBJECT_STATUSES[code]
+                if properties:
+                    raise ProtocolViolation(f"Properties on a {status.name} Object")
+        self._object_id = object_id
+        if self.subgroup_id is None:
+            self.subgroup_id = object_id
+        header = self.header
+        items.append(
+            ObjectStarted(
+                ObjectHeader(
+                    header.group_id,
+                    object_id,
+                    self.subgroup_id,
+                    header.publisher_priority,
+                    status,
+                    properties,
+                    payload_length,
+                )
+            )
+        )
+        self._remaining = payload_length
+        if not payload_length:
+            items.append(_ENDED)
+        return pos
+
+
+class FetchParser(_ItemParser):
+    """Parses a fetch or fill stream behind its FETCH_HEADER (§11.4.1).
+
+    An Object that repeats the Location of the one before parses: whether the Track is malformed
+    is not the codec's to say.
+
+    Args:
+        group_order: the order the request resolved to; deltas of Group IDs count in it.
+        max_properties: octets of Properties that one Object may have.
+    """
+
+    __slots__ = ("_descending", "_prior", "_priority", "_subgroup_id")
+
+    def __init__(
+        self, group_order: GroupOrder, max_properties: int = MAX_OBJECT_PROPERTIES
+    ) -> None:
+        super().__init__(max_properties)
+        self._descending = group_order is GroupOrder.DESCENDING
+        self._prior: Location | None = None
+        self._subgroup_id: int | None = None
+        self._priority: int | None = None
+
+    def _parse(
+        self, buffer: bytearray | memoryview, start: int, end: int, items: list[Item]
+    ) -> int:
+        flags, pos = _vi64(buffer, start, end, start)
+        if flags >= FETCH_FIRST_MARKER:
+            return self._parse_marker(flags, buffer, pos, end, start, items)
+        self._check_flags(flags)
+        prior = self._prior
+        group_id = prior.group if prior is not None else 0
+        if flags & FETCH_GROUP_DELTA:
+            delta, pos = _vi64(buffer, pos, end, start)
+            if prior is None:
+                group_id = delta
+            elif self._descending:
+                group_id -= delta + 1
+            else:
+                group_id += delta + 1
+            if not 0 <= group_id <= MAX_VI64:
+                raise ProtocolViolation("Group ID below 0 or above 2^64-1")
+        subgroup_id: int | None = 0
+        mode = flags & FETCH_SUBGROUP_MODE
+        if flags & FETCH_DATAGRAM:
+            subgroup_id = None
+        elif mode == FETCH_SUBGROUP_PRESENT:
+            subgroup_id, pos = _vi64(buffer, pos, end, start)
+        elif mode:
+            # What a datagram leaves behind counts as Subgroup 0.
+            subgroup_id = (self._subgroup_id or 0) + (mode == FETCH_SUBGROUP_NEXT)
+            if subgroup_id > MAX_VI64:
+                raise ProtocolViolation("Subgroup ID above 2^64-1")
+        object_id = prior.object + 1 if prior is not None else 0
+        if flags & FETCH_OBJECT_DELTA:
+            object_id, pos = _vi64(buffer, pos, end, start)
+            if prior is not None and not flags & FETCH_GROUP_DELTA:
+                object_id += prior.object
+        if object_id > MAX_VI64:
+            raise ProtocolViolation("Object ID above 2^64-1")
+        priority = self._priority
+        if flags & FETCH_PRIORITY:
+            if pos >= end:
+                raise _Short(pos + 1 - start)
+            priority = buffer[pos]
+            pos += 1
+        properties = b""
+        if flags & FETCH_PROPERTIES:
+            length, pos = _vi64(buffer, pos, end, start)
+            stop = self._properties_end(length, pos, end, start)
+            properties = bytes(buffer[pos:stop])
+            pos = stop
+        payload_length, pos = _vi64(buffer, pos, end, start)
+        self._prior = Location(group_id, object_id)
+        self._subgroup_id = subgroup_id
+        self._priority = priority
+        items.append(
+            ObjectStarted(
+                ObjectHeader(
+                    group_id, object_id, subgroup_id, priority, _NORMAL, properties, payload_length
+                )
+            )
+        )
+        self._remaining = payload_length
+        if not payload_length:
+            items.append(_ENDED)
+        return pos
+
+    def _check_flags(self, flags: int) -> None:
+        """Refuse an Object that refers to what has not been on the stream."""
+        if self._prior is None and flags & (FETCH_GROUP_DELTA | FETCH_OBJECT_DELTA) != (
+            FETCH_GROUP_DELTA | FETCH_OBJECT_DELTA
+        ):
+            raise ProtocolViolation("the first Object has no Group ID or no Object ID")
+        if self._priority is None:
+            if not flags & FETCH_PRIORITY:
+                raise ProtocolViolation("the first Object refers to a prior Publisher Priority")
+            if not flags & FETCH_DATAGRAM and flags & FETCH_SUBGROUP_MODE in (
+                FETCH_SUBGROUP_PRIOR,
+                FETCH_SUBGROUP_NEXT,
+            ):
+                raise ProtocolViolation("the first Object refers to a prior Subgroup ID")
+
+    def _parse_marker(
+        self,
+        flags: int,
+        buffer: bytearray | memoryview,
+        pos: int,
+        end: int,
+        start: int,
+        items: list[Item],
+    ) -> int:
+        kind = _RANGE_KINDS.get(flags)
+        if kind is None:
+            raise ProtocolViolation(f"Serialization Flags {flags:#x} are not defined")
+        group_id, pos = _vi64(buffer, pos, end, start)
+        object_id, pos = _vi64(buffer, pos, end, start)
+        self._prior = Location(group_id, object_id)
+        items.append(RangeMarked(kind, self._prior))
+        return pos

@@ -1,0 +1,473 @@
+"""What a publisher sends for one subscription, fill or fetch, octet by octet (MOQT §3, §11).
+
+Each class here is a `Sendable`: the session asks the scheduler for the one that goes next and calls
+`next_piece`, which yields at most one Object, so that priorities hold between any two Objects.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Protocol
+
+from kvcs.moqt.actions import Buffer
+from kvcs.moqt.data import (
+    FetchEncoder,
+    FetchHeader,
+    ObjectDatagram,
+    ObjectHeader,
+    ObjectStatus,
+    RangeKind,
+    SubgroupEncoder,
+    SubgroupHeader,
+)
+from kvcs.moqt.errors import StreamCode
+from kvcs.moqt.filters import Range, RangeFilters
+from kvcs.moqt.names import GroupOrder, TrackNamespace
+from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.ranges import RangeReader, UnknownRun
+from kvcs.moqt.scheduler import SendKey, send_key
+from kvcs.moqt.store import StoredObject, Subgroup, Track
+
+
+@dataclass(slots=True)
+class Piece:
+    """What goes on a stream now."""
+
+    data: list[Buffer]
+    fin: bool = False
+    reset: int | None = None
+    """Reset the stream with this code after ``data``."""
+    datagram: bytes | None = None
+    """Send this instead of anything on a stream."""
+
+
+class Host(Protocol):
+    """What the session offers to what it delivers."""
+
+    def schedule(self, sendable: ObjectSender) -> None:
+        """``sendable`` has something to send."""
+
+    def unschedule(self, sendable: ObjectSender) -> None:
+        """``sendable`` will send nothing more."""
+
+
+UnknownHandler = Callable[["RangeSender", UnknownRun], bool]
+"""Asked once for each run that is unknown: True when it is being looked up and `wake` or `give_up`
+will follow, False when nobody can tell."""
+
+
+def passes(filters: RangeFilters, header: ObjectHeader, default_priority: int) -> bool:
+    """Whether an Object passes the range filters (§3.3); status Objects always do."""
+    if not filters or header.status is not ObjectStatus.NORMAL:
+        return True
+    priority = header.publisher_priority
+    return filters.passes(
+        group_id=header.group_id,
+        subgroup_id=header.subgroup_id,
+        object_id=header.object_id,
+        priority=default_priority if priority is None else priority,
+        properties=KeyValues.decode(header.properties) if header.properties else None,
+    )
+
+
+class ObjectSender(ABC):
+    """Common part: one data stream towards the peer."""
+
+    def __init__(self, host: Host, track: Track, subscriber_priority: int) -> None:
+        self.host = host
+        self.track = track
+        self.family: TrackNamespace = track.name.namespace
+        self.queued = 0
+        self.subscriber_priority = subscriber_priority
+        self.stream_id: int | None = None
+        """Set by the session when the first piece goes out."""
+        self.closed = False
+        """Whether the stream has ended or will never be opened."""
+        self.on_opened: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
+
+    @abstractmethod
+    def key(self) -> SendKey:
+        """Place in the order (MOQT §5.1)."""
+
+    @abstractmethod
+    def next_piece(self, limit: int, now: float) -> Piece | None:
+        """Octets to send now: at most one Object, and ``limit`` octets of its payload.
+
+        Returns:
+            None where there is nothing to send before `wake`.
+        """
+
+    @property
+    @abstractmethod
+    def has_more(self) -> bool:
+        """Whether another call of `next_piece` may give something now."""
+
+    def wake(self) -> None:
+        """What this waited for may be there."""
+        if not self.closed:
+            self.host.schedule(self)
+
+    def close(self) -> None:
+        """The stream is over; nothing more is sent."""
+        if not self.closed:
+            self.closed = True
+            self.host.unschedule(self)
+            if self.on_closed is not None:
+                self.on_closed()
+
+    def _payload(self, stored: StoredObject, offset: int, limit: int, data: list[Buffer]) -> int:
+        """Append payload views to ``data``; returns the new offset."""
+        for view in stored.views(offset, limit):
+            data.append(view)
+            offset += len(view)
+        return offset
+
+
+class SubgroupSender(ObjectSender):
+    """Delivers one Subgroup of a subscription on one stream.
+
+    Args:
+        host: the session.
+        track: the Track.
+        subgroup: what is delivered, from ``index`` on.
+        track_alias: the subscription's alias.
+        span: the subscription's range.
+        filters: its range filters.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        track: Track,
+        subgroup: Subgroup,
+        index: int,
+        *,
+        track_alias: int,
+        span: Range,
+        filters: RangeFilters,
+        subscriber_priority: int,
+        group_order: GroupOrder,
+    ) -> None:
+        super().__init__(host, track, subscriber_priority)
+        self.subgroup = subgroup
+        self.span = span
+        self.filters = filters
+        self.continues_at: int | None = None
+        """Index of the first Object that must go on a stream of its own, once that is known."""
+        self._index = index
+        self._offset = 0
+        self._track_alias = track_alias
+        self._group_order = group_order
+        self._encoder: SubgroupEncoder | None = None
+        self._in_object = False
+        self._omitted = False
+
+    def key(self) -> SendKey:
+        """Place in the order (MOQT §5.1)."""
+        return send_key(
+            subscriber_priority=self.subscriber_priority,
+            publisher_priority=self.subgroup.priority,
+            group_id=self.subgroup.group_id,
+            group_order=self._group_order,
+            is_fill=False,
+            position=self.subgroup.subgroup_id,
+        )
+
+    def next_piece(self, limit: int, now: float) -> Piece | None:
+        """Octets to send now; see `ObjectSender`."""
+        subgroup = self.subgroup
+        data: list[Buffer] = []
+        while self._index < len(subgroup.objects):
+            stored = subgroup.objects[self._index]
+            if not self._in_object:
+                if not self._wanted(stored):
+                    self._index += 1
+                    continue
+                if self._starts_new_stream(stored):
+                    self.continues_at = self._index
+                    return Piece(data, reset=StreamCode.CANCELLED)
+                if self.track.expired(stored, now):
+                    return Piece(data, reset=StreamCode.DELIVERY_TIMEOUT)
+                data.extend(self._object_start(stored))
+                self._in_object = True
+            self._offset = self._payload(stored, self._offset, limit, data)
+            if self._offset < stored.header.payload_length:
+                if stored.failed:
+                    return Piece(data, reset=StreamCode.INTERNAL_ERROR)
+                if self._offset == stored.received:
+                    stored.watch(self)
+                return Piece(data) if data else None
+            self._index += 1
+            self._offset = 0
+            self._in_object = False
+            break
+        return self._ending(data)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another call of `next_piece` would give something now."""
+        objects = self.subgroup.objects
+        if self._index >= len(objects):
+            return False
+        return not self._in_object or objects[self._index].received > self._offset
+
+    def _ending(self, data: list[Buffer]) -> Piece | None:
+        subgroup = self.subgroup
+        if self._index < len(subgroup.objects):
+            return Piece(data)
+        if subgroup.reset_code is not None:
+            return Piece(data, reset=subgroup.reset_code)
+        if subgroup.finished:
+            if self._encoder is None and not data:
+                return Piece(data, fin=True)  # nothing passed: the session opens no stream
+            if self._omitted:
+                return Piece(data, reset=StreamCode.CANCELLED)
+            return Piece(data, fin=True)
+        return Piece(data) if data else None
+
+    def _wanted(self, stored: StoredObject) -> bool:
+        header = stored.header
+        if header.location not in self.span:
+            # Objects before the start were never owed; those behind the end make FIN a lie.
+            self._omitted = self._omitted or header.location > self.span.start
+            return False
+        return passes(self.filters, header, self.track.default_priority)
+
+    def _starts_new_stream(self, stored: StoredObject) -> bool:
+        return self._encoder is not None and not stored.continues
+
+    def _object_start(self, stored: StoredObject) -> list[Buffer]:
+        pieces: list[Buffer] = []
+        if self._encoder is None:
+            subgroup = self.subgroup
+            header = SubgroupHeader(
+                track_alias=self._track_alias,
+                group_id=subgroup.group_id,
+                subgroup_id=subgroup.subgroup_id,
+                publisher_priority=subgroup.priority,
+                end_of_group=subgroup.end_of_group,
+                first_object=subgroup.from_start and self._index == 0,
+                has_properties=subgroup.has_properties,
+            )
+            self._encoder = SubgroupEncoder(header)
+            pieces.append(header.encode())
+        pieces.append(self._encoder.object(stored.header))
+        return pieces
+
+
+class DatagramSender(ObjectSender):
+    """Delivers one Object whose delivery mode is Datagram (MOQT §11.2)."""
+
+    def __init__(
+        self,
+        host: Host,
+        track: Track,
+        stored: StoredObject,
+        *,
+        track_alias: int,
+        subscriber_priority: int,
+        group_order: GroupOrder,
+    ) -> None:
+        super().__init__(host, track, subscriber_priority)
+        self._stored = stored
+        self._track_alias = track_alias
+        self._group_order = group_order
+
+    def key(self) -> SendKey:
+        """Place in the order; a datagram goes before a Subgroup of its Group (MOQT §5.1)."""
+        header = self._stored.header
+        priority = header.publisher_priority
+        return send_key(
+            subscriber_priority=self.subscriber_priority,
+            publisher_priority=self.track.default_priority if priority is None else priority,
+            group_id=header.group_id,
+            group_order=self._group_order,
+            is_fill=False,
+            position=-1,
+        )
+
+    @property
+    def has_more(self) -> bool:
+        """One Object, one datagram."""
+        return False
+
+    def next_piece(self, limit: int, now: float) -> Piece | None:
+        """The datagram; see `ObjectSender`."""
+        stored = self._stored
+        header = stored.header
+        payload = b"".join(stored.views(0, header.payload_length))
+        datagram = ObjectDatagram(
+            track_alias=self._track_alias,
+            group_id=header.group_id,
+            object_id=header.object_id,
+            publisher_priority=header.publisher_priority,
+            properties=header.properties,
+            status=header.status,
+            payload=payload,
+        )
+        return Piece([], datagram=datagram.encode())
+
+
+class _Step(Enum):
+    """What `RangeSender` found next."""
+
+    OBJECT = auto()
+    WAIT = auto()
+    END = auto()
+
+
+class RangeSender(ObjectSender):
+    """Delivers a fetch or fill: a range of the Track on one stream (MOQT §3.2, §3.4).
+
+    Args:
+        request_id: goes into FETCH_HEADER.
+        span: inclusive range.
+        on_unknown: see `UnknownHandler`.
+        live_order: for a fill, its subscription's Group Order.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        track: Track,
+        *,
+        request_id: int,
+        span: Range,
+        group_order: GroupOrder,
+        filters: RangeFilters,
+        subscriber_priority: int,
+        on_unknown: UnknownHandler | None,
+        fill_timeout_ms: int | None = None,
+        live_order: GroupOrder | None = None,
+    ) -> None:
+        super().__init__(host, track, subscriber_priority)
+        self.request_id = request_id
+        self.fill_timeout_ms = fill_timeout_ms
+        self._group_order = group_order
+        self._order_differs = live_order is not None and live_order is not group_order
+        self._filters = filters
+        self._reader = RangeReader(track, span, group_order)
+        self._encoder = FetchEncoder(group_order)
+        self._on_unknown = on_unknown
+        self._opened = False
+        self._current: StoredObject | None = None
+        self._offset = 0
+        self._group_id = span.start.group
+        self._priority = 0
+        self._asked: UnknownRun | None = None
+        self._give_up: RangeKind | None = None
+        self._failure: int | None = None
+        self._waiting = False
+
+    def key(self) -> SendKey:
+        """Place in the order (MOQT §5.1)."""
+        return send_key(
+            subscriber_priority=self.subscriber_priority,
+            publisher_priority=self._priority,
+            group_id=self._group_id,
+            group_order=self._group_order,
+            is_fill=True,
+            position=0,
+            order_differs=self._order_differs,
+        )
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another call of `next_piece` may give something now."""
+        return not self._waiting
+
+    def give_up(self, kind: RangeKind) -> None:
+        """Mark runs that are unknown from here on as ``kind`` instead of waiting for them."""
+        self._give_up = kind
+        self.wake()
+
+    def fail(self, code: int) -> None:
+        """End the stream with a reset: the range cannot be delivered."""
+        self._failure = code
+        self.wake()
+
+    def wake(self) -> None:
+        """What this waited for may be there."""
+        self._waiting = False
+        super().wake()
+
+    def next_piece(self, limit: int, now: float) -> Piece | None:
+        """Octets to send now; see `ObjectSender`."""
+        data: list[Buffer] = []
+        if not self._opened:
+            self._opened = True
+            data.append(FetchHeader(self.request_id).encode())
+        if self._failure is not None:
+            return Piece(data, reset=self._failure)
+        if self._current is None:
+            step = self._advance(data, now)
+            if step is _Step.END:
+                return Piece(data, fin=True)
+            if step is _Step.WAIT:
+                self._waiting = True
+                self.track.watch(self)
+                return Piece(data) if data else None
+        stored = self._current
+        assert stored is not None
+        self._offset = self._payload(stored, self._offset, limit, data)
+        if self._offset < stored.header.payload_length:
+            if stored.failed:
+                return Piece(data, reset=StreamCode.INTERNAL_ERROR)
+            if self._offset == stored.received:
+                self._waiting = True
+                stored.watch(self)
+            return Piece(data) if data else None
+        self._reader.passed(stored.header.location)
+        self._current, self._offset = None, 0
+        upcoming = self._reader.peek(now)
+        if isinstance(upcoming, StoredObject):
+            self._describe(upcoming.header)  # `key` tells where the next Object stands
+        return Piece(data, fin=upcoming is None)
+
+    def _describe(self, header: ObjectHeader) -> None:
+        self._group_id = header.group_id
+        priority = header.publisher_priority
+        self._priority = self.track.default_priority if priority is None else priority
+
+    def _advance(self, data: list[Buffer], now: float) -> _Step:
+        """Step to the next Object that is sent, writing markers for what is given up."""
+        while True:
+            upcoming = self._reader.peek(now)
+            if upcoming is None:
+                return _Step.END
+            if isinstance(upcoming, UnknownRun):
+                if not self._resolve(upcoming, data):
+                    return _Step.WAIT
+                continue
+            header = upcoming.header
+            # Status Objects never travel on fetch streams (§11.4.1).
+            if header.status is not ObjectStatus.NORMAL or not passes(
+                self._filters, header, self.track.default_priority
+            ):
+                self._reader.passed(header.location)
+                continue
+            self.track.touch(header.group_id)
+            self._describe(header)
+            if header.publisher_priority is None:
+                header = replace(header, publisher_priority=self._priority)
+            self._current, self._offset = upcoming, 0
+            data.append(self._encoder.object(header))
+            return _Step.OBJECT
+
+    def _resolve(self, run: UnknownRun, data: list[Buffer]) -> bool:
+        """Have an unknown run looked up, or give it up; False while it is being looked up."""
+        if self._give_up is None:
+            if self._asked == run:
+                return False  # woken by something else, the answer is still out
+            self._asked = run
+            if self._on_unknown is not None and self._on_unknown(self, run):
+                return False
+        kind = RangeKind.UNKNOWN if self._give_up is None else self._give_up
+        last = run.last_delivered(self._group_order)
+        data.append(self._encoder.marker(kind, last))
+        self._reader.passed(run.end)
+        return True

@@ -1,0 +1,258 @@
+"""What a session core reports; names are past tense.
+
+`request_id` is that of the request the event belongs to; for a fill it is the subscription's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcs.moqt.data import FetchHeader, ObjectDatagram, ObjectHeader, RangeKind, SubgroupHeader
+from kvcs.moqt.messages import FetchOk, RequestError, RequestOk, SubscribeOk
+from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
+from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.tokens import ResolvedToken
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEstablished:
+    """The peer's SETUP was processed (§6.3)."""
+
+    options: KeyValues
+    tokens: tuple[ResolvedToken, ...]
+
+
+# Requests that the peer made
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeReceived:
+    """The peer asks for a Track (§9.6): answer with accept_subscribe or refuse."""
+
+    request_id: int
+    full_track_name: FullTrackName
+    parameters: Parameters
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReceived:
+    """The peer asks for past Objects (§9.11): answer with accept_fetch or refuse."""
+
+    request_id: int
+    full_track_name: FullTrackName
+    parameters: Parameters
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackStatusReceived:
+    """The peer asks what is known of a Track (§9.13): answer_track_status or refuse."""
+
+    request_id: int
+    full_track_name: FullTrackName
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishNamespaceReceived:
+    """The peer has Tracks under a namespace (§9.14): accept or refuse."""
+
+    request_id: int
+    track_namespace: TrackNamespace
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeNamespaceReceived:
+    """The peer wants to hear of namespaces under a prefix (§9.15): accept or refuse."""
+
+    request_id: int
+    track_namespace_prefix: TrackNamespace
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The peer cancelled or ended a request that it made, or one of ours (§6.4.2.3)."""
+
+    request_id: int
+    ours: bool
+    code: int | None
+    """Reset or STOP_SENDING code; None for FIN."""
+
+
+# What became of our requests
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAccepted:
+    """The peer answered a request of ours with its OK."""
+
+    request_id: int
+    reply: SubscribeOk | FetchOk | RequestOk
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """The peer answered with REQUEST_ERROR (§9.4)."""
+
+    request_id: int
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdateAnswered:
+    """The peer answered a REQUEST_UPDATE of ours (§9.5)."""
+
+    request_id: int
+    update_id: int
+    reply: RequestOk | RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceAnnounced:
+    """NAMESPACE: there is one with this suffix under our prefix (§9.16)."""
+
+    request_id: int
+    suffix: TrackNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceWithdrawn:
+    """NAMESPACE_DONE, or the subscription ended (§9.17)."""
+
+    request_id: int
+    suffix: TrackNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionEnded:
+    """PUBLISH_DONE was received, and its streams have ended or will not come (§9.9)."""
+
+    request_id: int
+    status: int
+    reason: str
+    every_stream_seen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrackMalformed:
+    """What we received breaks a rule of §12.1; the request was cancelled, the session lives."""
+
+    request_id: int
+    reason: str
+
+
+# Objects
+
+
+@dataclass(frozen=True, slots=True)
+class DataStreamOpened:
+    """A subgroup, fetch or fill stream of a request of ours began."""
+
+    request_id: int
+    stream_id: int
+    header: SubgroupHeader | FetchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStarted:
+    """The fields of an Object are there; its payload follows in chunks."""
+
+    request_id: int
+    stream_id: int
+    header: ObjectHeader
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChunk:
+    """Payload octets: a view of what arrived. Copy it before handling the next event."""
+
+    request_id: int
+    stream_id: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEnded:
+    """The payload is whole."""
+
+    request_id: int
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeMarked:
+    """A fetch or fill stream says what became of the Objects up to a Location (§11.4.1)."""
+
+    request_id: int
+    stream_id: int
+    kind: RangeKind
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class DataStreamEnded:
+    """A stream ended: with FIN where ``reset_code`` is None."""
+
+    request_id: int
+    stream_id: int
+    reset_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DatagramReceived:
+    """An Object came as a datagram (§11.2)."""
+
+    request_id: int
+    datagram: ObjectDatagram
+
+
+# The session
+
+
+@dataclass(frozen=True, slots=True)
+class GoawayReceived:
+    """The peer will close the session, or wants one request moved (§9.2)."""
+
+    request_id: int | None
+    new_session_uri: str
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The session is over; nothing follows. ``code`` is None where the transport ended it."""
+
+    code: int | None
+    reason: str
+    by_peer: bool
+
+
+Event = (
+    SessionEstablished
+    | SubscribeReceived
+    | FetchReceived
+    | TrackStatusReceived
+    | PublishNamespaceReceived
+    | SubscribeNamespaceReceived
+    | RequestCancelled
+    | RequestAccepted
+    | RequestRefused
+    | RequestUpdateAnswered
+    | NamespaceAnnounced
+    | NamespaceWithdrawn
+    | SubscriptionEnded
+    | TrackMalformed
+    | DataStreamOpened
+    | ObjectStarted
+    | ObjectChunk
+    | ObjectEnded
+    | RangeMarked
+    | DataStreamEnded
+    | DatagramReceived
+    | GoawayReceived
+    | SessionClosed
+)

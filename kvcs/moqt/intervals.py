@@ -1,0 +1,113 @@
+"""A set of Locations kept as sorted, disjoint, inclusive ranges (MOQT §2.1.2).
+
+A cache records with it what it *knows*: inside a range, what is not stored does not exist; outside,
+the status of an Object is unknown.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from kvcs.moqt.names import MAX_VI64, Location
+
+FIRST = Location(0, 0)
+LAST = Location(MAX_VI64, MAX_VI64)
+
+
+def following(location: Location) -> Location | None:
+    """The smallest Location after ``location``; None after the last one."""
+    if location.object < MAX_VI64:
+        return Location(location.group, location.object + 1)
+    if location.group < MAX_VI64:
+        return Location(location.group + 1, 0)
+    return None
+
+
+def preceding(location: Location) -> Location | None:
+    """The largest Location before ``location``; None before 0/0."""
+    if location.object > 0:
+        return Location(location.group, location.object - 1)
+    if location.group > 0:
+        return Location(location.group - 1, MAX_VI64)
+    return None
+
+
+class LocationSet:
+    """Sorted, disjoint, inclusive ranges of Locations; ranges that touch are one."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[Location] = []
+        self._ends: list[Location] = []
+
+    def __len__(self) -> int:
+        """Number of disjoint ranges: what the set costs."""
+        return len(self._starts)
+
+    def __contains__(self, location: Location) -> bool:
+        index = bisect_right(self._starts, location) - 1
+        return index >= 0 and location <= self._ends[index]
+
+    def ranges(self) -> list[tuple[Location, Location]]:
+        """The ranges in order, both ends inclusive."""
+        return list(zip(self._starts, self._ends, strict=True))
+
+    def add(self, start: Location, end: Location) -> None:
+        """Add ``start`` to ``end``, both inclusive; merges with neighbours."""
+        if end < start:
+            return
+        before = preceding(start)
+        after = following(end)
+        # Ranges from `low` to `high` overlap or touch the new one.
+        low = 0 if before is None else bisect_left(self._ends, before)
+        high = len(self._starts) if after is None else bisect_right(self._starts, after)
+        if low < high:
+            start = min(start, self._starts[low])
+            end = max(end, self._ends[high - 1])
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]
+
+    def remove(self, start: Location, end: Location) -> None:
+        """Take ``start`` to ``end``, both inclusive, out of the set."""
+        if end < start:
+            return
+        low = bisect_left(self._ends, start)
+        high = bisect_right(self._starts, end)
+        if low >= high:
+            return
+        starts: list[Location] = []
+        ends: list[Location] = []
+        if self._starts[low] < start:
+            before = preceding(start)
+            assert before is not None  # something lies before `start`
+            starts.append(self._starts[low])
+            ends.append(before)
+        if self._ends[high - 1] > end:
+            after = following(end)
+            assert after is not None  # something lies after `end`
+            starts.append(after)
+            ends.append(self._ends[high - 1])
+        self._starts[low:high] = starts
+        self._ends[low:high] = ends
+
+    def first_outside(self, start: Location, end: Location) -> tuple[Location, Location] | None:
+        """The first run of Locations in ``start``..``end`` that is not in the set.
+
+        Returns:
+            Both inclusive ends of that run, cut to ``end``; None when all are in the set.
+        """
+        if end < start:
+            return None
+        index = bisect_right(self._starts, start) - 1
+        if index >= 0 and start <= self._ends[index]:
+            after = following(self._ends[index])
+            if after is None or after > end:
+                return None
+            start = after
+        index += 1
+        if index < len(self._starts) and self._starts[index] <= end:
+            before = preceding(self._starts[index])
+            assert before is not None  # `start` lies before it
+            return start, before
+        return start, end

@@ -1,0 +1,281 @@
+"""The publisher's side of a subscription: what follows a Track, and its fills (MOQT §3, §9.9)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvcs.moqt.delivery import (
+    DatagramSender,
+    Host,
+    ObjectSender,
+    RangeSender,
+    SubgroupSender,
+    UnknownHandler,
+    passes,
+)
+from kvcs.moqt.errors import PublishDoneCode, StreamCode
+from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
+from kvcs.moqt.names import GroupOrder, Location
+from kvcs.moqt.parameters import Parameters, ParameterType
+from kvcs.moqt.properties import Property, find_property
+from kvcs.moqt.store import Group, StoredObject, Subgroup, Track
+
+DEFAULT_SUBSCRIBER_PRIORITY = 128
+
+
+class SubscriptionHost(Host, Protocol):
+    """What a session offers to the subscriptions that it serves."""
+
+    def reset_sender(self, sender: ObjectSender, code: int) -> None:
+        """Reset the sender's stream, if it is open, and close the sender."""
+
+    def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
+        """The Track has ended and every stream of the subscription is closed."""
+
+    def subscription_failed(self, delivery: SubscriptionDelivery, status: int) -> None:
+        """The subscription cannot go on: end it with PUBLISH_DONE ``status``."""
+
+
+def location_filter(parameters: Parameters) -> LocationFilter | None:
+    """LOCATION_FILTER of a parameter list, if it is there."""
+    found: LocationFilter | None = parameters.get(ParameterType.LOCATION_FILTER)
+    return found
+
+
+def group_order(track: Track, parameters: Parameters) -> GroupOrder:
+    """Group Order of a subscription: asked for, else the publisher's default (§5.1)."""
+    asked = parameters.get(ParameterType.GROUP_ORDER)
+    if asked is None:
+        asked = find_property(track.properties, Property.DEFAULT_PUBLISHER_GROUP_ORDER)
+    return GroupOrder.ASCENDING if asked is None else GroupOrder(asked)
+
+
+class SubscriptionDelivery:
+    """Follows a Track for one subscriber.
+
+    Args:
+        host: the session.
+        request_id: of the SUBSCRIBE.
+        track: what is followed; the caller adds this to its listeners.
+        track_alias: alias in SUBSCRIBE_OK.
+        parameters: of the SUBSCRIBE.
+        largest: Largest Object at the moment at which the SUBSCRIBE is processed; the range of the
+            subscription and that of its fill come from this one value.
+        on_unknown: asked by fills; see `kvcs.moqt.delivery.UnknownHandler`.
+    """
+
+    def __init__(
+        self,
+        host: SubscriptionHost,
+        request_id: int,
+        track: Track,
+        track_alias: int,
+        parameters: Parameters,
+        largest: Location | None,
+        on_unknown: UnknownHandler | None,
+    ) -> None:
+        self.host = host
+        self.request_id = request_id
+        self.track = track
+        self.track_alias = track_alias
+        self.group_order = group_order(track, parameters)
+        self.forward = parameters.get(ParameterType.FORWARD, 1) == 1
+        self.subscriber_priority: int = parameters.get(
+            ParameterType.SUBSCRIBER_PRIORITY, DEFAULT_SUBSCRIBER_PRIORITY
+        )
+        self.streams_opened = 0
+        """Goes into PUBLISH_DONE as Stream Count."""
+        self.ended = False
+        self._on_unknown = on_unknown
+        self._filter = location_filter(parameters)
+        self._filters = RangeFilters.of(parameters.items)
+        self._span = self._resolve(largest)
+        self._senders: dict[tuple[int, int], SubgroupSender] = {}
+        self._fills: list[RangeSender] = []
+
+    def _resolve(self, largest: Location | None) -> Range:
+        chosen = LocationFilter.none() if self._filter is None else self._filter
+        return chosen.for_subscription(largest)
+
+    def start_fill(
+        self, fill: Parameters, request_id: int, largest: Location | None
+    ) -> RangeSender | None:
+        """Begin the fill that FILL_PARAMETERS asks for (§3.4); None where its range is empty.
+
+        Args:
+            fill: the nested parameters.
+            request_id: of the message that carried them.
+            largest: the same Largest Object that the message's subscription range came from.
+        """
+        if not self.forward:
+            return None
+        chosen = location_filter(fill) or self._filter or LocationFilter.none()
+        span = chosen.for_fetch(largest)
+        if span is None:
+            return None
+        asked = fill.get(ParameterType.GROUP_ORDER)
+        sender = RangeSender(
+            self.host,
+            self.track,
+            request_id=request_id,
+            span=span,
+            group_order=self.group_order if asked is None else GroupOrder(asked),
+            filters=self._filters.replaced_by(fill.items),
+            subscriber_priority=fill.get(
+                ParameterType.SUBSCRIBER_PRIORITY, self.subscriber_priority
+            ),
+            on_unknown=self._on_unknown,
+            fill_timeout_ms=fill.get(ParameterType.FILL_TIMEOUT),
+            live_order=self.group_order,
+        )
+        self._fills.append(sender)
+        sender.on_opened = self._count_stream
+        sender.on_closed = lambda: self._fill_closed(sender)
+        self.host.schedule(sender)
+        return sender
+
+    def update(self, parameters: Parameters, update_id: int, largest: Location | None) -> None:
+        """Apply a REQUEST_UPDATE; what is absent stays as it was (§9.5)."""
+        self.subscriber_priority = parameters.get(
+            ParameterType.SUBSCRIBER_PRIORITY, self.subscriber_priority
+        )
+        for sender in (*self._senders.values(), *self._fills):
+            sender.subscriber_priority = self.subscriber_priority
+        self._filters = self._filters.replaced_by(parameters.items)
+        changed = location_filter(parameters)
+        if changed is not None:
+            self._filter = changed
+            self._span = self._resolve(largest)
+            for live in self._senders.values():
+                live.span = self._span
+        forward = parameters.get(ParameterType.FORWARD)
+        if forward is not None:
+            self._set_forward(forward == 1)
+        fill = parameters.get(ParameterType.FILL_PARAMETERS)
+        if fill is not None:
+            self.start_fill(fill, update_id, largest)
+
+    def _set_forward(self, forward: bool) -> None:
+        if self.forward and not forward:
+            for sender in list(self._senders.values()):
+                # A FIN would say that all Objects were sent (§11.3.2).
+                self.host.reset_sender(sender, StreamCode.CANCELLED)
+            self._senders.clear()
+        self.forward = forward
+
+    # TrackListener
+
+    def object_added(self, subgroup: Subgroup) -> None:
+        """An Object was published or began to arrive."""
+        if not self.forward or self.ended:
+            return
+        stored = subgroup.objects[-1]
+        if stored.header.subgroup_id is None:
+            self._send_datagram(stored)
+            return
+        place = (subgroup.group_id, subgroup.subgroup_id)
+        sender = self._senders.get(place)
+        if sender is None:
+            if stored.header.location not in self._span:
+                return
+            sender = self._open(subgroup, len(subgroup.objects) - 1)
+        if not sender.closed:
+            self.host.schedule(sender)
+
+    def _send_datagram(self, stored: StoredObject) -> None:
+        header = stored.header
+        if header.location in self._span and passes(
+            self._filters, header, self.track.default_priority
+        ):
+            self.host.schedule(
+                DatagramSender(
+                    self.host,
+                    self.track,
+                    stored,
+                    track_alias=self.track_alias,
+                    subscriber_priority=self.subscriber_priority,
+                    group_order=self.group_order,
+                )
+            )
+
+    def subgroup_ended(self, subgroup: Subgroup) -> None:
+        """The Subgroup has its last Object, or was reset."""
+        sender = self._senders.get((subgroup.group_id, subgroup.subgroup_id))
+        if sender is None:
+            return
+        if sender.closed:
+            del self._senders[subgroup.group_id, subgroup.subgroup_id]
+        else:
+            self.host.schedule(sender)
+
+    def group_evicted(self, group: Group) -> None:
+        """The Group is gone: Objects of it that are still owed cannot be delivered."""
+        for (group_id, _), sender in list(self._senders.items()):
+            if group_id == group.group_id and not sender.closed:
+                self.host.subscription_failed(self, PublishDoneCode.TOO_FAR_BEHIND)
+                return
+
+    def track_ended(self) -> None:
+        """No more Objects come."""
+        self.check_drained()
+
+    # Inner workings
+
+    def _open(self, subgroup: Subgroup, index: int) -> SubgroupSender:
+        sender = SubgroupSender(
+            self.host,
+            self.track,
+            subgroup,
+            index,
+            track_alias=self.track_alias,
+            span=self._span,
+            filters=self._filters,
+            subscriber_priority=self.subscriber_priority,
+            group_order=self.group_order,
+        )
+        place = (subgroup.group_id, subgroup.subgroup_id)
+        self._senders[place] = sender
+        sender.on_opened = self._count_stream
+        sender.on_closed = lambda: self._subgroup_closed(sender)
+        return sender
+
+    def _subgroup_closed(self, sender: SubgroupSender) -> None:
+        subgroup = sender.subgroup
+        place = (subgroup.group_id, subgroup.subgroup_id)
+        if sender.continues_at is not None and not self.ended:
+            # The next-object rule (§7): what follows needs a stream of its own.
+            self.host.schedule(self._open(subgroup, sender.continues_at))
+        elif subgroup.finished or subgroup.reset_code is not None:
+            # A stream that the peer stopped stays known until then, so it is not opened again.
+            self._senders.pop(place, None)
+        self.check_drained()
+
+    def _count_stream(self) -> None:
+        self.streams_opened += 1
+
+    def _fill_closed(self, sender: RangeSender) -> None:
+        self._fills.remove(sender)
+        self.check_drained()
+
+    def check_drained(self) -> None:
+        """Tell the session once nothing more will be sent."""
+        if self.ended or self.track.ended is None or self._fills:
+            return
+        if all(sender.closed for sender in self._senders.values()):
+            self.host.subscription_drained(self)
+
+    def open_senders(self) -> list[ObjectSender]:
+        """Streams that are open or will be, fills included."""
+        live = [sender for sender in self._senders.values() if not sender.closed]
+        return [*live, *self._fills]
+
+    def end(self, code: int) -> None:
+        """Leave the Track and reset every open stream with ``code``."""
+        if self.ended:
+            return
+        self.ended = True
+        if self in self.track.listeners:
+            self.track.listeners.remove(self)
+        for sender in self.open_senders():
+            self.host.reset_sender(sender, code)
+        self._senders.clear()

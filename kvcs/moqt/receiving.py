@@ -1,0 +1,366 @@
+"""The subscriber's side of data streams (MOQT §11): which request each belongs to, and its Objects.
+
+A stream may come before the reply that binds its Track Alias. Such early streams are held, within
+named limits of count, octets and time, and given out once the alias is known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvcs.moqt.data import (
+    CONTROL_STREAM,
+    FetchHeader,
+    FetchParser,
+    ObjectDatagram,
+    ObjectEnded,
+    ObjectStarted,
+    PaddingHeader,
+    RangeMarked,
+    SubgroupHeader,
+    SubgroupParser,
+    read_stream_header,
+)
+from kvcs.moqt.errors import DuplicateTrackAlias, MalformedTrack, ProtocolViolation, StreamCode
+from kvcs.moqt.events import (
+    DatagramReceived,
+    DataStreamEnded,
+    DataStreamOpened,
+    Event,
+)
+from kvcs.moqt.events import ObjectChunk as ObjectChunkEvent
+from kvcs.moqt.events import ObjectEnded as ObjectEndedEvent
+from kvcs.moqt.events import ObjectStarted as ObjectStartedEvent
+from kvcs.moqt.events import RangeMarked as RangeMarkedEvent
+from kvcs.moqt.names import FullTrackName, GroupOrder
+from kvcs.moqt.properties import KeyValues, check_object_properties
+from kvcs.moqt.rules import TrackRules
+from kvcs.moqt.wire import NeedMore, Reader
+
+MAX_HEADER_OCTETS = 64
+"""Longest stream header: four vi64 of nine octets and a priority, with room."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyLimits:
+    """What is held of streams whose Track Alias is not bound yet."""
+
+    streams: int = 512
+    octets: int = 64 * 2**20
+    seconds: float = 2.0
+
+
+@dataclass(slots=True)
+class Expected:
+    """A subscription or fetch that data streams may belong to."""
+
+    request_id: int
+    full_track_name: FullTrackName
+    group_order: GroupOrder
+    rules: TrackRules
+    open_streams: set[int] = field(default_factory=set)
+    streams_seen: int = 0
+    fetch_opened: bool = False
+    """Whether the one data stream of a FETCH has come."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One unidirectional stream of the peer."""
+
+    stream_id: int
+    head: bytes = b""
+    """Octets of a header that is not whole yet."""
+
+    header: SubgroupHeader | FetchHeader | None = None
+    parser: SubgroupParser | FetchParser | None = None
+    expected: Expected | None = None
+    early: list[bytes] = field(default_factory=list)
+    early_fin: bool = False
+    early_since: float = 0.0
+    discarded: bool = False
+    last_object_id: int | None = None
+    subgroup_id: int | None = None
+
+
+class ReceiverHost(Protocol):
+    """What the session offers to the receiving side."""
+
+    def emit(self, event: Event) -> None:
+        """Report an event."""
+
+    def stop_stream(self, stream_id: int, code: int) -> None:
+        """STOP_SENDING a stream."""
+
+    def track_malformed(self, request_id: int, reason: str) -> None:
+        """Cancel a request whose Track is malformed, and report it."""
+
+    def stream_ended(self, expected: Expected) -> None:
+        """One of a request's streams ended."""
+
+
+class DataStreams:
+    """Unidirectional streams of the peer, but for its control stream."""
+
+    def __init__(self, host: ReceiverHost, limits: EarlyLimits) -> None:
+        self._host = host
+        self._limits = limits
+        self._streams: dict[int, _Stream] = {}
+        self._aliases: dict[int, Expected] = {}
+        self._fetches: dict[int, Expected] = {}
+        self._early: deque[_Stream] = deque()
+        self._early_octets = 0
+        self._rules: dict[FullTrackName, tuple[TrackRules, int]] = {}
+
+    # Who expects what
+
+    def expect(
+        self, request_id: int, name: FullTrackName, group_order: GroupOrder, *, fetch: bool
+    ) -> Expected:
+        """A request was made whose fetch or fill stream will carry ``request_id``."""
+        rules, users = self._rules.get(name, (TrackRules(), 0))
+        self._rules[name] = (rules, users + 1)
+        expected = Expected(request_id, name, group_order, rules)
+        self._fetches[request_id] = expected
+        return expected
+
+    def expect_fill(self, update_id: int, expected: Expected) -> None:
+        """A REQUEST_UPDATE with FILL_PARAMETERS was sent for a subscription."""
+        self._fetches[update_id] = expected
+
+    def bind(self, track_alias: int, expected: Expected, now: float) -> None:
+        """SUBSCRIBE_OK named the alias of a subscription; early streams of it are given out.
+
+        Raises:
+            DuplicateTrackAlias: the alias denotes another Track.
+        """
+        bound = self._aliases.get(track_alias)
+        if bound is not None and bound.full_track_name != expected.full_track_name:
+            raise DuplicateTrackAlias(
+                f"alias {track_alias} denotes {bound.full_track_name} and"
+                f" {expected.full_track_name}"
+            )
+        self._aliases[track_alias] = expected
+        held = [stream for stream in self._early if self._is_for(stream, track_alias)]
+        for stream in held:
+            self._early.remove(stream)
+            chunks, stream.early = stream.early, []
+            self._early_octets -= sum(map(len, chunks))
+            self._assign(stream, expected)
+            for chunk in chunks:
+                self._parse(stream, memoryview(chunk))
+            if stream.early_fin and stream.stream_id in self._streams:
+                self._finish(stream)
+
+    @staticmethod
+    def _is_for(stream: _Stream, track_alias: int) -> bool:
+        header = stream.header
+        return isinstance(header, SubgroupHeader) and header.track_alias == track_alias
+
+    def forget(self, expected: Expected, code: int) -> None:
+        """A request is over: its open streams are stopped, later ones are discarded."""
+        for stream_id in list(expected.open_streams):
+            self._drop(self._streams[stream_id], code)
+        expected.open_streams.clear()
+        for table in (self._aliases, self._fetches):
+            for key in [key for key, value in table.items() if value is expected]:
+                del table[key]
+        rules, users = self._rules.pop(expected.full_track_name, (expected.rules, 1))
+        if users > 1:
+            self._rules[expected.full_track_name] = (rules, users - 1)
+
+    # What comes
+
+    def receive(self, stream_id: int, data: bytes, fin: bool, now: float) -> bool:
+        """Take octets of a unidirectional stream.
+
+        Returns:
+            False when the stream turns out to be a control stream; nothing is consumed, and
+            `pop_head` gives what had come before.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._streams[stream_id] = _Stream(stream_id)
+        if stream.discarded:
+            if fin:
+                del self._streams[stream_id]
+            return True
+        if stream.header is not None:
+            self._continue(stream, data, fin)
+            return True
+        octets = stream.head + data if stream.head else data
+        reader = Reader(octets)
+        try:
+            header = read_stream_header(reader)
+        except NeedMore:
+            if fin and octets:
+                raise ProtocolViolation("a data stream ended inside its header") from None
+            if len(octets) > MAX_HEADER_OCTETS:
+                raise ProtocolViolation("a data stream's header has no end") from None
+            stream.head = octets
+            if fin:
+                del self._streams[stream_id]
+            return True
+        if header is CONTROL_STREAM:
+            return False
+        stream.head = b""
+        if isinstance(header, PaddingHeader):
+            stream.discarded = True
+            if fin:
+                del self._streams[stream_id]
+            return True
+        stream.header = header
+        self._route(stream, now)
+        self._continue(stream, memoryview(octets)[reader.pos :], fin)
+        return True
+
+    def pop_head(self, stream_id: int) -> bytes:
+        """Forget a stream that is a control stream; returns octets that came earlier."""
+        return self._streams.pop(stream_id).head
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """The peer reset a stream; a partial Object is dropped."""
+        stream = self._streams.pop(stream_id, None)
+        if stream is None or stream.discarded:
+            return
+        if stream in self._early:
+            self._early.remove(stream)
+            self._early_octets -= sum(map(len, stream.early))
+        self._ended(stream, code)
+
+    def receive_datagram(self, datagram: ObjectDatagram) -> None:
+        """Take an Object that came as a datagram; one for an unknown alias is dropped."""
+        expected = self._aliases.get(datagram.track_alias)
+        if expected is not None:
+            self._host.emit(DatagramReceived(expected.request_id, datagram))
+
+    def next_timer(self) -> float | None:
+        """When the oldest early stream is given up."""
+        return self._early[0].early_since + self._limits.seconds if self._early else None
+
+    def receive_timer(self, now: float) -> None:
+        """Give up early streams whose alias was not bound in time."""
+        while self._early and now >= self._early[0].early_since + self._limits.seconds:
+            self._give_up_early()
+
+    # Inner workings
+
+    def _give_up_early(self) -> None:
+        stream = self._early.popleft()
+        self._early_octets -= sum(map(len, stream.early))
+        stream.early.clear()
+        self._drop(stream, StreamCode.CANCELLED)
+
+    def _route(self, stream: _Stream, now: float) -> None:
+        header = stream.header
+        if isinstance(header, FetchHeader):
+            expected = self._fetches.get(header.request_id)
+            if expected is None:
+                # Its request may just be gone: no reason to close the session (§11.4).
+                self._drop(stream, StreamCode.CANCELLED)
+                return
+            self._assign(stream, expected)
+            return
+        assert header is not None
+        expected = self._aliases.get(header.track_alias)
+        if expected is not None:
+            self._assign(stream, expected)
+            return
+        stream.early_since = now
+        self._early.append(stream)
+        while len(self._early) > self._limits.streams:
+            self._give_up_early()
+
+    def _assign(self, stream: _Stream, expected: Expected) -> None:
+        header = stream.header
+        assert header is not None
+        stream.expected = expected
+        if isinstance(header, FetchHeader):
+            stream.parser = FetchParser(expected.group_order)
+        else:
+            stream.parser = SubgroupParser(header)
+            stream.subgroup_id = header.subgroup_id
+        expected.open_streams.add(stream.stream_id)
+        expected.streams_seen += 1
+        self._host.emit(DataStreamOpened(expected.request_id, stream.stream_id, header))
+
+    def _continue(self, stream: _Stream, data: bytes | memoryview, fin: bool) -> None:
+        if stream.discarded:
+            if fin:
+                self._streams.pop(stream.stream_id, None)
+            return
+        if stream.expected is None:
+            stream.early.append(bytes(data))
+            stream.early_fin = fin
+            self._early_octets += len(data)
+            while self._early and self._early_octets > self._limits.octets:
+                self._give_up_early()
+            return
+        self._parse(stream, memoryview(data))
+        if fin and stream.stream_id in self._streams:
+            self._finish(stream)
+
+    def _parse(self, stream: _Stream, data: memoryview) -> None:
+        parser, expected = stream.parser, stream.expected
+        if stream.discarded or parser is None or expected is None or not len(data):
+            return
+        emit = self._host.emit
+        request_id, stream_id = expected.request_id, stream.stream_id
+        for item in parser.feed(data):
+            if isinstance(item, ObjectStarted):
+                header = item.header
+                try:
+                    if header.properties:
+                        check_object_properties(
+                            KeyValues.decode(header.properties), header.location
+                        )
+                    expected.rules.check_object(header)
+                except MalformedTrack as exc:
+                    self._host.track_malformed(request_id, exc.reason)
+                    return
+                stream.last_object_id = header.object_id
+                stream.subgroup_id = header.subgroup_id
+                emit(ObjectStartedEvent(request_id, stream_id, header))
+            elif isinstance(item, ObjectEnded):
+                emit(ObjectEndedEvent(request_id, stream_id))
+            elif isinstance(item, RangeMarked):
+                emit(RangeMarkedEvent(request_id, stream_id, item.kind, item.location))
+            else:
+                emit(ObjectChunkEvent(request_id, stream_id, item.data))
+
+    def _finish(self, stream: _Stream) -> None:
+        parser, expected, header = stream.parser, stream.expected, stream.header
+        assert parser is not None and expected is not None
+        parser.finish()
+        del self._streams[stream.stream_id]
+        if isinstance(header, SubgroupHeader) and stream.last_object_id is not None:
+            assert stream.subgroup_id is not None
+            try:
+                expected.rules.finish_subgroup(
+                    header.group_id,
+                    stream.subgroup_id,
+                    stream.last_object_id,
+                    header.end_of_group,
+                )
+            except MalformedTrack as exc:
+                self._host.track_malformed(expected.request_id, exc.reason)
+                return
+        self._ended(stream, None)
+
+    def _ended(self, stream: _Stream, code: int | None) -> None:
+        expected = stream.expected
+        if expected is None:
+            return
+        expected.open_streams.discard(stream.stream_id)
+        self._host.emit(DataStreamEnded(expected.request_id, stream.stream_id, code))
+        self._host.stream_ended(expected)
+
+    def _drop(self, stream: _Stream, code: int) -> None:
+        """Stop a stream and read over what still comes of it."""
+        if not stream.early_fin:
+            stream.discarded = True
+            self._host.stop_stream(stream.stream_id, code)
+        else:
+            self._streams.pop(stream.stream_id, None)

@@ -1,0 +1,407 @@
+"""Requests that this endpoint makes, and what comes of them (MOQT §9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import UsageError
+from kvcs.moqt import messages
+from kvcs.moqt.errors import (
+    MalformedTrack,
+    ProtocolViolation,
+    RequestCode,
+    StreamCode,
+    UnsupportedExtension,
+)
+from kvcs.moqt.events import (
+    Event,
+    NamespaceAnnounced,
+    NamespaceWithdrawn,
+    RequestAccepted,
+    RequestCancelled,
+    RequestRefused,
+    RequestUpdateAnswered,
+    SubscriptionEnded,
+    TrackMalformed,
+)
+from kvcs.moqt.filters import RangeFilters
+from kvcs.moqt.messages import Message
+from kvcs.moqt.names import (
+    MAX_VI64,
+    FullTrackName,
+    GroupOrder,
+    TrackNamespace,
+    check_namespace,
+    overlaps,
+)
+from kvcs.moqt.parameters import Parameters, ParameterType, Scope, check_scope
+from kvcs.moqt.properties import KeyValues, SetupOption, check_track_properties
+from kvcs.moqt.receiving import Expected
+from kvcs.moqt.requests import OK_SCOPES, Kind, Request, State
+
+if TYPE_CHECKING:
+    from kvcs.moqt.session import Session
+
+
+class Requester:
+    """The asking half of a session; reached as ``session.requester``."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._expected: dict[int, Expected] = {}
+        self._namespaces: dict[int, set[TrackNamespace]] = {}
+        self._done: dict[int, messages.PublishDone] = {}
+        self._fetch_finished: set[int] = set()
+
+    # Commands
+
+    @property
+    def peer_filter_ranges(self) -> int:
+        """MAX_FILTER_RANGES of the peer: range filters that a request of ours may carry (§9.1)."""
+        options = self._session.peer_options
+        value = None if options is None else options.integer(SetupOption.MAX_FILTER_RANGES)
+        return 0 if value is None else value
+
+    def subscribe(self, name: FullTrackName, parameters: Parameters) -> int:
+        """SUBSCRIBE to a Track, with a fill where FILL_PARAMETERS says so (§9.6, §3.4).
+
+        GROUP_ORDER is added where it is absent: a fill may come before SUBSCRIBE_OK tells the
+        publisher's default, and cannot be read without its order.
+
+        Returns:
+            The Request ID.
+
+        Raises:
+            UsageError: the peer accepts no such range filters.
+        """
+        parameters = self._prepare(name, parameters)
+        request_id = self._session.take_request_id()
+        message = messages.Subscribe(request_id, name.namespace, name.name, parameters)
+        self._session.open_request(Kind.SUBSCRIBE, request_id, message)
+        self._expect(request_id, name, self._fill_order(parameters), fetch=False)
+        return request_id
+
+    def fetch(self, name: FullTrackName, parameters: Parameters) -> int:
+        """FETCH past Objects of a Track (§9.11).
+
+        Returns:
+            The Request ID.
+
+        Raises:
+            UsageError: the peer accepts no such range filters.
+        """
+        parameters = self._prepare(name, parameters)
+        request_id = self._session.take_request_id()
+        message = messages.Fetch(request_id, name.namespace, name.name, parameters)
+        self._session.open_request(Kind.FETCH, request_id, message)
+        order = GroupOrder(parameters.get(ParameterType.GROUP_ORDER))
+        self._expect(request_id, name, order, fetch=True)
+        return request_id
+
+    def track_status(self, name: FullTrackName, parameters: Parameters | None = None) -> int:
+        """TRACK_STATUS: what is known of a Track, without a subscription (§9.13)."""
+        check_namespace(name.namespace, name.name)
+        request_id = self._session.take_request_id()
+        message = messages.TrackStatus(
+            request_id, name.namespace, name.name, parameters or Parameters()
+        )
+        self._session.open_request(Kind.TRACK_STATUS, request_id, message)
+        return request_id
+
+    def publish_namespace(
+        self, namespace: TrackNamespace, parameters: Parameters | None = None
+    ) -> int:
+        """PUBLISH_NAMESPACE: we have Tracks under a namespace (§9.14)."""
+        check_namespace(namespace)
+        request_id = self._session.take_request_id()
+        message = messages.PublishNamespace(request_id, namespace, parameters or Parameters())
+        self._session.open_request(Kind.PUBLISH_NAMESPACE, request_id, message)
+        return request_id
+
+    def subscribe_namespace(
+        self, prefix: TrackNamespace, parameters: Parameters | None = None
+    ) -> int:
+        """SUBSCRIBE_NAMESPACE: tell of namespaces under a prefix (§9.15).
+
+        Raises:
+            UsageError: the prefix overlaps that of another one of ours on this session.
+        """
+        check_namespace(prefix)
+        for request in self._session.open_requests():
+            message = request.message
+            if (
+                request.ours
+                and isinstance(message, messages.SubscribeNamespace)
+                and overlaps(message.track_namespace_prefix, prefix)
+            ):
+                raise UsageError("a SUBSCRIBE_NAMESPACE of this session overlaps the prefix")
+        request_id = self._session.take_request_id()
+        subscribe = messages.SubscribeNamespace(request_id, prefix, parameters or Parameters())
+        self._session.open_request(Kind.SUBSCRIBE_NAMESPACE, request_id, subscribe)
+        self._namespaces[request_id] = set()
+        return request_id
+
+    def update(self, request_id: int, parameters: Parameters) -> int:
+        """REQUEST_UPDATE an established request of ours (§9.5); absent means unchanged.
+
+        Returns:
+            The Request ID of the update; a fill that it asks for carries this one.
+
+        Raises:
+            UsageError: the request is not established, or the peer's MAX_REQUEST_UPDATES are out.
+        """
+        request = self._session.request(request_id)
+        if request is None or not request.ours or request.state is not State.ESTABLISHED:
+            raise UsageError(f"request {request_id} is not established")
+        options = self._session.peer_options
+        limit = None if options is None else options.integer(SetupOption.MAX_REQUEST_UPDATES)
+        if limit and len(request.updates) >= limit:
+            raise UsageError(f"{limit} REQUEST_UPDATEs of request {request_id} have no answer yet")
+        update_id = self._session.take_request_id()
+        expected = self._expected.get(request_id)
+        if expected is not None and ParameterType.FILL_PARAMETERS in parameters:
+            self._session.data_streams.expect_fill(update_id, expected)
+        request.updates.append(update_id)
+        self._session.send(request, messages.RequestUpdate(update_id, parameters))
+        return update_id
+
+    def cancel(self, request_id: int, code: int = StreamCode.CANCELLED) -> None:
+        """Cancel a request of ours: its streams are stopped, nothing more is reported of it."""
+        request = self._session.request(request_id)
+        if request is None or not request.ours:
+            return
+        self._session.abandon(request, code)
+        self._end(request, code)
+
+    def stop_stream(self, stream_id: int, code: int = StreamCode.CANCELLED) -> None:
+        """Stop one data stream; its request goes on (§11.4.3)."""
+        self._session.stop_stream(stream_id, code)
+
+    # What the peer answers
+
+    def receive(self, request: Request, message: Message, now: float) -> None:
+        """A message of the peer on a request of ours."""
+        if request.state is State.TERMINATED:
+            return
+        if request.updates and isinstance(message, (messages.RequestOk, messages.RequestError)):
+            if request.state is State.ESTABLISHED:
+                self._update_answered(request, message)
+                return
+        request.receive(message)
+        if isinstance(message, messages.RequestError):
+            self._refused(request, message)
+        elif isinstance(message, messages.SubscribeOk):
+            self._subscribed(request, message, now)
+        elif isinstance(message, messages.FetchOk):
+            self._fetch_accepted(request, message)
+        elif isinstance(message, messages.RequestOk):
+            self._accepted(request, message)
+        elif isinstance(message, messages.PublishDone):
+            self._publish_done(request, message, now)
+        elif isinstance(message, messages.Namespace):
+            self._announced(request, message.track_namespace_suffix)
+        elif isinstance(message, messages.NamespaceDone):
+            self._withdrawn(request, message.track_namespace_suffix)
+
+    def side_ended(self, request: Request, code: int | None, now: float) -> None:
+        """The peer ended or stopped a direction of a request of ours."""
+        if request.state is State.TERMINATED or request.request_id in self._done:
+            return
+        if code is None:
+            if request.kind is Kind.FETCH and request.state is State.ESTABLISHED:
+                return  # the data stream tells how it ends
+            if request.kind is Kind.PUBLISH_NAMESPACE and request.state is State.ESTABLISHED:
+                code = None  # FIN: no longer accepted (§6.4.2.3)
+        self._session.abandon(request, StreamCode.CANCELLED)
+        for suffix in list(self._namespaces.get(request.request_id, ())):
+            self.emit(NamespaceWithdrawn(request.request_id, suffix))
+        self.emit(RequestCancelled(request.request_id, True, code))
+        self._end(request, StreamCode.CANCELLED)
+
+    def _update_answered(
+        self, request: Request, message: messages.RequestOk | messages.RequestError
+    ) -> None:
+        update_id = request.updates.pop(0)
+        if isinstance(message, messages.RequestOk):
+            subscription = request.kind is Kind.SUBSCRIBE
+            check_scope(
+                message.parameters,
+                Scope.UPDATE_SUBSCRIPTION_OK if subscription else Scope.UPDATE_OTHER_OK,
+            )
+        self.emit(RequestUpdateAnswered(request.request_id, update_id, message))
+
+    def _refused(self, request: Request, error: messages.RequestError) -> None:
+        redirect = error.redirect
+        if redirect is not None and request.kind in (
+            Kind.PUBLISH_NAMESPACE,
+            Kind.SUBSCRIBE_NAMESPACE,
+            Kind.SUBSCRIBE_TRACKS,
+        ):
+            if redirect.track_name:
+                raise ProtocolViolation("a Redirect of a namespace request has a Track Name")
+        self.emit(RequestRefused(request.request_id, error))
+        self._session.finish(request)
+        self._end(request, StreamCode.CANCELLED)
+
+    def _subscribed(self, request: Request, reply: messages.SubscribeOk, now: float) -> None:
+        if not self._properties_known(request, reply.track_properties):
+            return
+        self.emit(RequestAccepted(request.request_id, reply))
+        expected = self._expected[request.request_id]
+        self._session.data_streams.bind(reply.track_alias, expected, now)
+
+    def _fetch_accepted(self, request: Request, reply: messages.FetchOk) -> None:
+        if not self._properties_known(request, reply.track_properties):
+            return
+        self.emit(RequestAccepted(request.request_id, reply))
+        if request.request_id in self._fetch_finished:
+            self._complete(request)
+
+    def _properties_known(self, request: Request, properties: KeyValues) -> bool:
+        """Cancel a request whose Track Properties forbid us to process it (§10)."""
+        try:
+            check_track_properties(properties)
+        except MalformedTrack as exc:
+            self.track_malformed(request.request_id, exc.reason)
+            return False
+        except UnsupportedExtension as exc:
+            error = messages.RequestError(exc.code, 0, exc.reason, None)
+            self.emit(RequestRefused(request.request_id, error))
+            self.cancel(request.request_id)
+            return False
+        return True
+
+    def _accepted(self, request: Request, reply: messages.RequestOk) -> None:
+        check_scope(reply.parameters, OK_SCOPES[request.kind])
+        if reply.track_properties and request.kind is not Kind.TRACK_STATUS:
+            raise ProtocolViolation("Track Properties in a REQUEST_OK that has none")
+        self.emit(RequestAccepted(request.request_id, reply))
+        if request.kind is Kind.TRACK_STATUS:
+            self._complete(request)
+
+    def _publish_done(self, request: Request, done: messages.PublishDone, now: float) -> None:
+        self._done[request.request_id] = done
+        request.state = State.ESTABLISHED  # until its streams are in
+        if not self._check_streams(request):
+            self._wait_for_streams(request, now)
+
+    def _wait_for_streams(self, request: Request, now: float) -> None:
+        def expired(later: float) -> None:
+            if request.request_id not in self._done:
+                return
+            expected = self._expected[request.request_id]
+            if expected.open_streams:
+                self._wait_for_streams(request, later)  # they still bring Objects
+            else:
+                self._subscription_ended(request, every_stream_seen=False)
+
+        self._session.at(now + self._session.settings.stream_wait, expired)
+
+    def _check_streams(self, request: Request) -> bool:
+        done = self._done[request.request_id]
+        expected = self._expected[request.request_id]
+        if done.stream_count == MAX_VI64 or expected.open_streams:
+            return False
+        if expected.streams_seen < done.stream_count:
+            return False
+        self._subscription_ended(request, every_stream_seen=True)
+        return True
+
+    def _subscription_ended(self, request: Request, *, every_stream_seen: bool) -> None:
+        done = self._done.pop(request.request_id)
+        self.emit(
+            SubscriptionEnded(request.request_id, done.status_code, done.reason, every_stream_seen)
+        )
+        self._complete(request)
+
+    def _announced(self, request: Request, suffix: TrackNamespace) -> None:
+        message = request.message
+        assert isinstance(message, messages.SubscribeNamespace)
+        check_namespace((*message.track_namespace_prefix, *suffix))
+        known = self._namespaces[request.request_id]
+        if suffix in known:
+            return
+        if len(known) >= self._session.settings.max_namespaces:
+            error = messages.RequestError(
+                RequestCode.NAMESPACE_TOO_LARGE, 0, "too many namespaces", None
+            )
+            self.emit(RequestRefused(request.request_id, error))
+            self.cancel(request.request_id, StreamCode.EXCESSIVE_LOAD)
+            return
+        known.add(suffix)
+        self.emit(NamespaceAnnounced(request.request_id, suffix))
+
+    def _withdrawn(self, request: Request, suffix: TrackNamespace) -> None:
+        known = self._namespaces[request.request_id]
+        if suffix not in known:
+            raise ProtocolViolation("NAMESPACE_DONE without a NAMESPACE")
+        known.remove(suffix)
+        self.emit(NamespaceWithdrawn(request.request_id, suffix))
+
+    # ReceiverHost
+
+    def emit(self, event: Event) -> None:
+        """Report an event."""
+        self._session.emit(event)
+
+    def track_malformed(self, request_id: int, reason: str) -> None:
+        """Cancel a request whose Track is malformed (§12.1); the session lives."""
+        self.emit(TrackMalformed(request_id, reason))
+        self.cancel(request_id, StreamCode.MALFORMED_TRACK)
+
+    def stream_ended(self, expected: Expected) -> None:
+        """One of a request's data streams ended."""
+        request = self._session.request(expected.request_id)
+        if request is None:
+            return
+        if request.kind is Kind.FETCH:
+            if request.state is State.ESTABLISHED:
+                self._complete(request)
+            else:
+                self._fetch_finished.add(request.request_id)
+        elif request.request_id in self._done:
+            self._check_streams(request)
+
+    # Inner workings
+
+    def _prepare(self, name: FullTrackName, parameters: Parameters) -> Parameters:
+        check_namespace(name.namespace, name.name)
+        ranges = RangeFilters.of(parameters.items).range_count
+        fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
+        if fill is not None:
+            ranges += RangeFilters.of(fill.items).range_count
+        if ranges > self.peer_filter_ranges:
+            raise UsageError(
+                f"the request has {ranges} filter ranges, the peer accepts"
+                f" {self.peer_filter_ranges}; leave them out and drop what is not wanted"
+            )
+        if ParameterType.GROUP_ORDER not in parameters:
+            parameters = parameters.replace(group_order=GroupOrder.ASCENDING)
+        return parameters
+
+    @staticmethod
+    def _fill_order(parameters: Parameters) -> GroupOrder:
+        fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
+        nested = None if fill is None else fill.get(ParameterType.GROUP_ORDER)
+        return GroupOrder(parameters.get(ParameterType.GROUP_ORDER) if nested is None else nested)
+
+    def _expect(
+        self, request_id: int, name: FullTrackName, order: GroupOrder, *, fetch: bool
+    ) -> None:
+        expected = self._session.data_streams.expect(request_id, name, order, fetch=fetch)
+        self._expected[request_id] = expected
+
+    def _complete(self, request: Request) -> None:
+        """A request ended as it should."""
+        self._session.finish(request)
+        self._end(request, StreamCode.CANCELLED)
+
+    def _end(self, request: Request, code: int) -> None:
+        request_id = request.request_id
+        self._done.pop(request_id, None)
+        self._namespaces.pop(request_id, None)
+        self._fetch_finished.discard(request_id)
+        expected = self._expected.pop(request_id, None)
+        if expected is not None:
+            self._session.data_streams.forget(expected, code)
+        self._session.forget(request)

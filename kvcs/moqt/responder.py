@@ -1,0 +1,483 @@
+"""Requests that the peer makes, and what this endpoint sends for them (MOQT §9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import RequestError, UsageError
+from kvcs.moqt import messages
+from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
+from kvcs.moqt.errors import (
+    DoesNotExist,
+    InvalidRange,
+    NotSupported,
+    PublishDoneCode,
+    RequestCode,
+    StreamCode,
+    TooManyRequestUpdates,
+)
+from kvcs.moqt.events import (
+    FetchReceived,
+    PublishNamespaceReceived,
+    RequestCancelled,
+    SubscribeNamespaceReceived,
+    SubscribeReceived,
+    TrackStatusReceived,
+)
+from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
+from kvcs.moqt.intervals import preceding
+from kvcs.moqt.messages import Message
+from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location, TrackNamespace, overlaps
+from kvcs.moqt.parameters import Parameters, ParameterType
+from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.publishing import (
+    DEFAULT_SUBSCRIBER_PRIORITY,
+    SubscriptionDelivery,
+    location_filter,
+)
+from kvcs.moqt.requests import Kind, Request, State
+from kvcs.moqt.store import Track
+from kvcs.moqt.tokens import ResolvedToken
+
+if TYPE_CHECKING:
+    from kvcs.moqt.session import Session
+
+RETRY_LOAD_MS = 1000
+"""Retry Interval that goes with EXCESSIVE_LOAD."""
+
+
+class Responder:
+    """The answering half of a session; reached as ``session.responder``."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._subscriptions: dict[int, SubscriptionDelivery] = {}
+        self._fetches: dict[int, RangeSender] = {}
+        self._namespaces: dict[int, set[TrackNamespace]] = {}
+        self._pending_updates: dict[int, list[messages.RequestUpdate]] = {}
+        self._peer_requests = 0
+        self._next_alias = 0
+        self._ready_at: dict[int, float] = {}
+        self._now = 0.0
+
+    # What the peer asks
+
+    def begin(self, request: Request, now: float) -> None:
+        """The first message of a request stream of the peer."""
+        self._now = now
+        self._peer_requests += 1
+        try:
+            if self._peer_requests > self._session.settings.max_peer_requests:
+                raise RequestError(
+                    "too many open requests", RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS
+                )
+            if self._session.draining:
+                raise RequestError("this session is going away", RequestCode.GOING_AWAY)
+            tokens = self._tokens(request.parameters)
+            self._dispatch(request, tokens)
+        except RequestError as exc:
+            self.refuse(request.request_id, exc)
+
+    def _tokens(self, parameters: Parameters) -> tuple[ResolvedToken, ...]:
+        return self._session.tokens.process(parameters.all(ParameterType.AUTHORIZATION_TOKEN))
+
+    def _dispatch(self, request: Request, tokens: tuple[ResolvedToken, ...]) -> None:
+        message = request.message
+        emit = self._session.emit
+        if isinstance(message, (messages.Subscribe, messages.Fetch, messages.TrackStatus)):
+            name = FullTrackName(message.track_namespace, message.track_name)
+            _refuse_reserved(name.namespace)
+            self._check_filters(message.parameters)
+            if isinstance(message, messages.Subscribe):
+                emit(SubscribeReceived(message.request_id, name, message.parameters, tokens))
+            elif isinstance(message, messages.Fetch):
+                if len(self._fetches) >= self._session.settings.max_concurrent_fetches:
+                    raise RequestError(
+                        "too many concurrent fetches", RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS
+                    )
+                emit(FetchReceived(message.request_id, name, message.parameters, tokens))
+            else:
+                emit(TrackStatusReceived(message.request_id, name, tokens))
+        elif isinstance(message, messages.PublishNamespace):
+            namespace = message.track_namespace_prefix
+            _refuse_reserved(namespace)
+            emit(PublishNamespaceReceived(message.request_id, namespace, tokens))
+        elif isinstance(message, messages.SubscribeNamespace):
+            prefix = message.track_namespace_prefix
+            _refuse_reserved(prefix)
+            self._check_overlap(request, prefix)
+            emit(SubscribeNamespaceReceived(message.request_id, prefix, tokens))
+        else:
+            raise NotSupported(f"{request.kind.name} is not supported by this endpoint")
+
+    def _check_filters(self, parameters: Parameters) -> None:
+        outer = RangeFilters.of(parameters.items)
+        limit = self._session.settings.max_filter_ranges
+        if outer:
+            outer.check(limit)
+        fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
+        if fill is not None:
+            outer.replaced_by(fill.items).check(limit)
+
+    def _check_overlap(self, request: Request, prefix: TrackNamespace) -> None:
+        for other in self._session.open_requests():
+            message = other.message
+            if (
+                other is not request
+                and not other.ours
+                and other.state is not State.TERMINATED
+                and isinstance(message, messages.SubscribeNamespace)
+                and overlaps(message.track_namespace_prefix, prefix)
+            ):
+                raise RequestError(
+                    "the prefix overlaps that of another SUBSCRIBE_NAMESPACE",
+                    RequestCode.PREFIX_OVERLAP,
+                )
+
+    def receive(self, request: Request, message: Message, now: float) -> None:
+        """A later message of the peer on its own request: REQUEST_UPDATE (§9.5)."""
+        self._now = now
+        if request.state is State.TERMINATED:
+            return
+        request.receive(message)
+        if not isinstance(message, messages.RequestUpdate):
+            return
+        if request.state is State.PENDING:
+            # Answered in order, behind the reply that is still owed.
+            request.updates.append(message.request_id)
+            limit = self._session.settings.max_request_updates
+            if limit and len(request.updates) > limit:
+                raise TooManyRequestUpdates(f"more than {limit} REQUEST_UPDATEs without answer")
+            self._pending_updates.setdefault(request.request_id, []).append(message)
+            return
+        self._update(request, message)
+
+    def _update(self, request: Request, update: messages.RequestUpdate) -> None:
+        try:
+            self._tokens(update.parameters)
+            self._check_filters(update.parameters)
+            reply = self._apply(request, update)
+        except RequestError as exc:
+            self._session.send(request, _error_message(exc))
+            self._update_failed(request)
+            return
+        self._session.send(request, messages.RequestOk(reply, KeyValues()))
+
+    def _apply(self, request: Request, update: messages.RequestUpdate) -> Parameters:
+        delivery = self._subscriptions.get(request.request_id)
+        if delivery is not None:
+            # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
+            largest = delivery.track.largest
+            delivery.update(update.parameters, update.request_id, largest)
+            return _largest(largest)
+        fetch = self._fetches.get(request.request_id)
+        if fetch is not None:
+            fetch.subscriber_priority = update.parameters.get(
+                ParameterType.SUBSCRIBER_PRIORITY, fetch.subscriber_priority
+            )
+            self._session.scheduler.requeue(fetch)
+        elif ParameterType.TRACK_NAMESPACE_PREFIX in update.parameters:
+            raise NotSupported("the prefix cannot be changed here; make a new request")
+        return Parameters()
+
+    def _update_failed(self, request: Request) -> None:
+        if request.kind is Kind.SUBSCRIBE:
+            self.end_subscription(
+                request.request_id, PublishDoneCode.UPDATE_FAILED, "REQUEST_UPDATE failed"
+            )
+        elif request.kind is Kind.FETCH:
+            sender = self._fetches.get(request.request_id)
+            if sender is not None:
+                self.reset_sender(sender, StreamCode.CANCELLED)
+        else:
+            self._session.finish(request)
+            self._session.emit(RequestCancelled(request.request_id, False, None))
+            self._end(request)
+
+    def side_ended(self, request: Request, code: int | None, now: float) -> None:
+        """The peer ended or stopped a direction of its own request."""
+        self._now = now
+        if code is None:
+            return  # FIN: it has nothing more to say, and still wants what it asked for (§6.4.2.2)
+        self._session.emit(RequestCancelled(request.request_id, False, code))
+        self._session.abandon(request, StreamCode.CANCELLED)
+        self._end(request)
+
+    # Answers
+
+    def accept_subscribe(
+        self,
+        request_id: int,
+        track: Track,
+        now: float,
+        on_unknown: UnknownHandler | None = None,
+    ) -> None:
+        """SUBSCRIBE_OK: deliver a Track from now on, and the fill that was asked for (§9.7).
+
+        The Largest Object is read once, for the subscription's range, its fill and LARGEST_OBJECT:
+        together they give each Object exactly once.
+        """
+        self._now = now
+        request = self._pending(request_id)
+        if request is None:
+            return
+        message = request.message
+        assert isinstance(message, messages.Subscribe)
+        largest = track.largest
+        alias = self._next_alias
+        self._next_alias += 1
+        delivery = SubscriptionDelivery(
+            self, request_id, track, alias, message.parameters, largest, on_unknown
+        )
+        properties = track.properties
+        if message.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
+            properties = KeyValues()
+        self._reply(request, messages.SubscribeOk(alias, _largest(largest), properties))
+        self._subscriptions[request_id] = delivery
+        self._ready_at[request_id] = now + self._session.settings.done_delay
+        track.listeners.append(delivery)
+        fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
+        if fill is not None:
+            delivery.start_fill(fill, request_id, largest)
+        delivery.check_drained()
+
+    def accept_fetch(
+        self,
+        request_id: int,
+        track: Track,
+        now: float,
+        on_unknown: UnknownHandler | None = None,
+    ) -> None:
+        """FETCH_OK and the data stream, or REQUEST_ERROR INVALID_RANGE (§9.11, §9.12)."""
+        self._now = now
+        request = self._pending(request_id)
+        if request is None:
+            return
+        message = request.message
+        assert isinstance(message, messages.Fetch)
+        parameters = message.parameters
+        try:
+            span = _fetch_span(track, location_filter(parameters))
+        except RequestError as exc:
+            self.refuse(request_id, exc)
+            return
+        end, end_of_track = _fetch_end(track, span)
+        properties = track.properties
+        if parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
+            properties = KeyValues()
+        self._reply(request, messages.FetchOk(end_of_track, end, Parameters(), properties))
+        sender = RangeSender(
+            self,
+            track,
+            request_id=request_id,
+            span=span,
+            group_order=GroupOrder(parameters.get(ParameterType.GROUP_ORDER, 1)),
+            filters=RangeFilters.of(parameters.items),
+            subscriber_priority=parameters.get(
+                ParameterType.SUBSCRIBER_PRIORITY, DEFAULT_SUBSCRIBER_PRIORITY
+            ),
+            on_unknown=on_unknown,
+            fill_timeout_ms=parameters.get(ParameterType.FILL_TIMEOUT),
+        )
+        self._fetches[request_id] = sender
+        sender.on_closed = lambda: self._fetch_closed(request)
+        self.schedule(sender)
+
+    def answer_track_status(self, request_id: int, track: Track) -> None:
+        """TRACK_STATUS_OK: the Largest Object and the Track Properties (§9.13)."""
+        request = self._pending(request_id)
+        if request is None:
+            return
+        properties = track.properties
+        if request.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
+            properties = KeyValues()
+        self._session.send(
+            request, messages.RequestOk(_largest(track.largest), properties), fin=True
+        )
+        self._end(request)
+
+    def accept(self, request_id: int) -> None:
+        """REQUEST_OK to a PUBLISH_NAMESPACE or SUBSCRIBE_NAMESPACE."""
+        request = self._pending(request_id)
+        if request is not None:
+            self._reply(request, messages.RequestOk(Parameters(), KeyValues()))
+
+    def refuse(self, request_id: int, error: RequestError) -> None:
+        """REQUEST_ERROR and FIN (§9.4)."""
+        request = self._pending(request_id)
+        if request is not None:
+            self._session.send(request, _error_message(error), fin=True)
+            self._end(request)
+
+    def namespace(self, request_id: int, suffix: TrackNamespace) -> None:
+        """NAMESPACE to a SUBSCRIBE_NAMESPACE of the peer; once for each suffix (§9.16)."""
+        request = self._session.request(request_id)
+        if request is None or request.state is not State.ESTABLISHED:
+            return
+        told = self._namespaces.setdefault(request_id, set())
+        if suffix not in told:
+            told.add(suffix)
+            self._session.send(request, messages.Namespace(suffix))
+
+    def namespace_done(self, request_id: int, suffix: TrackNamespace) -> None:
+        """NAMESPACE_DONE, where NAMESPACE was sent before (§9.17)."""
+        request = self._session.request(request_id)
+        told = self._namespaces.get(request_id)
+        if request is None or told is None or suffix not in told:
+            return
+        told.remove(suffix)
+        self._session.send(request, messages.NamespaceDone(suffix))
+
+    def revoke(self, request_id: int, code: int = StreamCode.CANCELLED) -> None:
+        """End a request of the peer that was accepted (§6.4.2.3)."""
+        request = self._session.request(request_id)
+        if request is not None and not request.ours:
+            self._session.abandon(request, code)
+            self._end(request)
+
+    def end_subscription(self, request_id: int, status: int, reason: str = "") -> None:
+        """Reset what is open of a subscription, then PUBLISH_DONE and FIN (§9.9)."""
+        request = self._session.request(request_id)
+        delivery = self._subscriptions.get(request_id)
+        if request is None or delivery is None:
+            return
+        delivery.end(_STREAM_CODES.get(status, StreamCode.CANCELLED))
+        self._session.send(
+            request, messages.PublishDone(status, delivery.streams_opened, reason), fin=True
+        )
+        self._end(request)
+
+    def session_ended(self) -> None:
+        """The session is over: leave every Track."""
+        for delivery in list(self._subscriptions.values()):
+            delivery.ended = True
+            if delivery in delivery.track.listeners:
+                delivery.track.listeners.remove(delivery)
+        for sender in self._fetches.values():
+            sender.closed = True
+        self._subscriptions.clear()
+        self._fetches.clear()
+        self._namespaces.clear()
+
+    # SubscriptionHost
+
+    def schedule(self, sendable: ObjectSender) -> None:
+        """``sendable`` has something to send."""
+        self._session.scheduler.ready(sendable)
+        self._session.wake()
+
+    def unschedule(self, sendable: ObjectSender) -> None:
+        """``sendable`` will send nothing more."""
+        self._session.scheduler.remove(sendable)
+
+    def reset_sender(self, sender: ObjectSender, code: int) -> None:
+        """Reset the sender's stream, if it is open, and close the sender."""
+        self._session.close_sender(sender, code)
+
+    def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
+        """Everything was sent: PUBLISH_DONE, a little later."""
+        request_id = delivery.request_id
+        settings = self._session.settings
+        ready = max(self._ready_at.get(request_id, self._now), self._now + settings.done_delay)
+
+        def done(now: float) -> None:
+            track = delivery.track
+            if not delivery.ended and track.ended is not None and not delivery.open_senders():
+                self.end_subscription(request_id, track.ended, track.ended_reason)
+
+        self._session.at(ready, done)
+
+    def subscription_failed(self, delivery: SubscriptionDelivery, status: int) -> None:
+        """The subscription cannot go on."""
+        self.end_subscription(delivery.request_id, status)
+
+    # Inner workings
+
+    def _pending(self, request_id: int) -> Request | None:
+        request = self._session.request(request_id)
+        if request is None:
+            return None  # the peer has cancelled it meanwhile
+        if request.ours or request.state is not State.PENDING:
+            raise UsageError(f"request {request_id} was answered already")
+        return request
+
+    def _reply(self, request: Request, message: Message) -> None:
+        request.state = State.ESTABLISHED
+        self._session.send(request, message)
+        for update in self._pending_updates.pop(request.request_id, ()):
+            request.updates.pop(0)
+            self._update(request, update)
+
+    def _fetch_closed(self, request: Request) -> None:
+        self._fetches.pop(request.request_id, None)
+        if request.state is State.ESTABLISHED:
+            self._session.finish(request)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        if request.state is State.TERMINATED:
+            return
+        request_id = request.request_id
+        request.state = State.TERMINATED
+        self._peer_requests -= 1
+        self._pending_updates.pop(request_id, None)
+        self._namespaces.pop(request_id, None)
+        self._ready_at.pop(request_id, None)
+        delivery = self._subscriptions.pop(request_id, None)
+        if delivery is not None:
+            delivery.end(StreamCode.CANCELLED)
+        sender = self._fetches.pop(request_id, None)
+        if sender is not None:
+            self.reset_sender(sender, StreamCode.CANCELLED)
+        self._session.forget(request)
+
+
+_STREAM_CODES: dict[int, StreamCode] = {
+    PublishDoneCode.INTERNAL_ERROR: StreamCode.INTERNAL_ERROR,
+    PublishDoneCode.GOING_AWAY: StreamCode.GOING_AWAY,
+    PublishDoneCode.TOO_FAR_BEHIND: StreamCode.TOO_FAR_BEHIND,
+    PublishDoneCode.EXPIRED: StreamCode.EXPIRED_AUTH_TOKEN,
+    PublishDoneCode.EXCESSIVE_LOAD: StreamCode.EXCESSIVE_LOAD,
+    PublishDoneCode.MALFORMED_TRACK: StreamCode.MALFORMED_TRACK,
+}
+"""Reset code that goes with a PUBLISH_DONE status."""
+
+
+def _refuse_reserved(namespace: TrackNamespace) -> None:
+    """Namespaces whose first field begins with a dot are reserved (§2.4.3); we define none."""
+    if namespace and namespace[0].startswith(b"."):
+        raise DoesNotExist("the namespace is reserved")
+
+
+def _largest(largest: Location | None) -> Parameters:
+    return Parameters() if largest is None else Parameters.of(largest_object=largest)
+
+
+def _error_message(error: RequestError) -> messages.RequestError:
+    retry = 0 if error.retry_after_ms is None else error.retry_after_ms + 1
+    return messages.RequestError(error.code, retry, error.reason, None)
+
+
+def _fetch_span(track: Track, chosen: LocationFilter | None) -> Range:
+    if track.largest is None:
+        raise InvalidRange("nothing was published yet")
+    span = (chosen or LocationFilter.none()).for_fetch(track.largest)
+    if span is None:
+        raise InvalidRange(f"the range is empty; the Largest Object is {track.largest}")
+    return span
+
+
+def _fetch_end(track: Track, span: Range) -> tuple[Location, bool]:
+    """End Location of a FETCH_OK, and whether the Track ends there (§9.12)."""
+    end = span.end
+    assert end is not None
+    if track.final is not None and end >= track.final:
+        return max(track.final, span.start), True
+    if end.object == MAX_VI64:
+        # A whole Group: the largest Object known of it, status included.
+        group = track.groups.get(end.group)
+        if group is not None and group.object_ids:
+            return max(Location(end.group, group.object_ids[-1]), span.start), False
+        before = preceding(Location(end.group, 0))
+        return max(span.start, before or span.start), False
+    return end, False

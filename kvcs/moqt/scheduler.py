@@ -1,0 +1,176 @@
+"""Which Object goes next: the order of draft-22 as pure logic (MOQT §5.1).
+
+1. lower Subscriber Priority, 2. lower Publisher Priority, then within requests of one Track
+Namespace 3. by Group in the request's order, 4. a fill before live, then the lower Subgroup ID.
+Namespaces of equal priority take turns, and so do requests that are equal in everything, so each
+progresses.
+
+Publisher Priorities of neighbouring Groups are equal where a model has more than 128 layers;
+ordering by Group across the requests of one namespace keeps K and V of a layer before those of the next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+from kvcs.moqt.names import GroupOrder, TrackNamespace
+
+
+class SendKey(NamedTuple):
+    """Place of a request's next Object in the order; smaller goes first."""
+
+    subscriber_priority: int
+    publisher_priority: int
+    order_differs: bool
+    """Whether a fill's Group Order differs from its subscription's: such a fill goes last."""
+    group_rank: int
+    is_live: bool
+    position: int
+    """Subgroup ID, or Object ID of a datagram."""
+
+
+def send_key(
+    *,
+    subscriber_priority: int,
+    publisher_priority: int,
+    group_id: int,
+    group_order: GroupOrder,
+    is_fill: bool,
+    position: int,
+    order_differs: bool = False,
+) -> SendKey:
+    """Sort key of one request's next Object: smallest goes first (MOQT §5.1).
+
+    Args:
+        subscriber_priority: 0 to 255, of the request.
+        publisher_priority: 0 to 255, of the Object.
+        group_id: Group of the Object.
+        group_order: order of the request.
+        is_fill: whether a fill or fetch stream delivers it.
+        position: Subgroup ID.
+        order_differs: a fill whose Group Order differs from its subscription's.
+    """
+    rank = group_id if group_order is GroupOrder.ASCENDING else -group_id
+    return SendKey(
+        subscriber_priority, publisher_priority, order_differs, rank, not is_fill, position
+    )
+
+
+class Sendable(Protocol):
+    """Something that has an Object to send now."""
+
+    family: TrackNamespace
+    """Requests of one family are ordered by Group; families take turns."""
+
+    queued: int
+    """Number of its live entry in the scheduler, 0 while it has none; the scheduler's own."""
+
+    def key(self) -> SendKey:
+        """Where its next Object stands."""
+
+
+_Entry = tuple[tuple[bool, int, bool, int], int, Sendable]
+
+
+class Scheduler:
+    """The sendables that are ready, and the next of them.
+
+    A sendable enters by `ready`, leaves by `pick`, and enters again while it has more. One that
+    flow control or stream credit stops is set aside by `block` or `park`, and counts for nothing
+    until `unblock` or `unpark` brings it back.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[tuple[int, int], OrderedDict[TrackNamespace, list[_Entry]]] = {}
+        self._order: list[tuple[int, int]] = []
+        self._serial = 0
+        self._blocked: list[Sendable] = []
+        self._parked: list[Sendable] = []
+
+    def ready(self, sendable: Sendable) -> None:
+        """Queue ``sendable`` by its current key; a sendable that is queued already stays once."""
+        if sendable.queued:
+            return
+        self._push(sendable)
+
+    def requeue(self, sendable: Sendable) -> None:
+        """Queue ``sendable`` anew because its key changed."""
+        if sendable.queued:
+            self._push(sendable)  # the old entry no longer carries the sendable's number
+
+    def remove(self, sendable: Sendable) -> None:
+        """Forget ``sendable``, wherever it stands."""
+        sendable.queued = 0
+
+    def block(self, sendable: Sendable) -> None:
+        """Set aside a sendable whose stream the peer's flow control has stopped."""
+        self._serial += 1
+        sendable.queued = self._serial
+        self._blocked.append(sendable)
+
+    def park(self, sendable: Sendable) -> None:
+        """Set aside a sendable that needs a new stream while there is no stream credit."""
+        self._serial += 1
+        sendable.queued = self._serial
+        self._parked.append(sendable)
+
+    def unblock(self) -> None:
+        """Bring back what flow control had stopped."""
+        blocked, self._blocked = self._blocked, []
+        for sendable in blocked:
+            if sendable.queued:
+                self._push(sendable)
+
+    def unpark(self) -> None:
+        """Bring back what waited for stream credit."""
+        parked, self._parked = self._parked, []
+        for sendable in parked:
+            if sendable.queued:
+                self._push(sendable)
+
+    @property
+    def waiting_for_streams(self) -> int:
+        """Sendables that wait for stream credit."""
+        return sum(1 for sendable in self._parked if sendable.queued)
+
+    def pick(self) -> Sendable | None:
+        """Take the sendable whose next Object goes first; None when nothing is ready."""
+        while self._order:
+            level = self._order[0]
+            families = self._levels[level]
+            while families:
+                family, heap = next(iter(families.items()))
+                sendable = self._take(heap)
+                if not heap:
+                    del families[family]
+                else:
+                    families.move_to_end(family)
+                if sendable is not None:
+                    return sendable
+            heappop(self._order)
+            del self._levels[level]
+        return None
+
+    @staticmethod
+    def _take(heap: list[_Entry]) -> Sendable | None:
+        while heap:
+            _, serial, sendable = heappop(heap)
+            if sendable.queued == serial:
+                sendable.queued = 0
+                return sendable
+        return None
+
+    def _push(self, sendable: Sendable) -> None:
+        self._serial += 1
+        sendable.queued = self._serial
+        key = sendable.key()
+        level = (key.subscriber_priority, key.publisher_priority)
+        families = self._levels.get(level)
+        if families is None:
+            families = self._levels[level] = OrderedDict()
+            heappush(self._order, level)
+        heap = families.setdefault(sendable.family, [])
+        # The serial grows with every push: among equals, who was served longest ago goes first.
+        heappush(heap, (key[2:], self._serial, sendable))

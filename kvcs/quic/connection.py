@@ -1,0 +1,375 @@
+"""Drives one session core over one transport, and lets coroutines wait for its replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from kvcs.errors import ConnectionClosed, KvcsError, RequestError
+from kvcs.moqt import events
+from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
+from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCode
+from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
+from kvcs.moqt.session import Role, Session, SessionSettings
+from kvcs.quic.transport import Transport
+
+_log = structlog.get_logger("kvcs.quic")
+
+Handler = Callable[[events.Event], None]
+"""Takes the events of one request; called in the loop's thread, must not block."""
+
+PeerRequest = (
+    events.SubscribeReceived
+    | events.FetchReceived
+    | events.TrackStatusReceived
+    | events.PublishNamespaceReceived
+    | events.SubscribeNamespaceReceived
+)
+
+Answerer = Callable[["Connection", PeerRequest], bool]
+"""Asked for each request of the peer; True when it has taken it."""
+
+Reply = SubscribeOk | FetchOk | RequestOk
+
+_FINAL = (
+    events.RequestRefused,
+    events.SubscriptionEnded,
+    events.TrackMalformed,
+    events.SessionClosed,
+)
+
+
+class Connection:
+    """One MOQT session over QUIC; what `kvcs.connect` gives.
+
+    Publisher and Subscriber work on it. For MOQT itself there are `core`, whose `requester` and
+    `responder` make and answer requests, `handle` and `reply` to follow a request of ours, and
+    `answer_with` to answer those of the peer.
+
+    It is a `TransportReceiver`: the backend calls the methods under "What the backend calls".
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        role: Role,
+        settings: SessionSettings | None = None,
+        *,
+        peer: str = "",
+        observer: Callable[[Connection, events.Event], None] | None = None,
+    ) -> None:
+        self.transport = transport
+        self.peer = peer
+        """Whom we talk to, for people: a URI or an address."""
+        self.core = Session(role, settings, self._wake)
+        self._loop = asyncio.get_running_loop()
+        self._observer = observer
+        self._handlers: dict[int, Handler] = {}
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._answerers: list[Answerer] = []
+        self._cancellations: dict[int, Handler] = {}
+        self._on_closed: list[Callable[[], None]] = []
+        self._closed_event: events.SessionClosed | None = None
+        self._established = asyncio.Event()
+        self._transport_gone = asyncio.Event()
+        self._pump_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: float | None = None
+        self._pumping = False
+        self._log = _log.bind(peer=peer, role=role.value)
+
+    # What users of the connection call
+
+    @property
+    def now(self) -> float:
+        """The loop's clock, seconds: what the core wants as ``now``."""
+        return self._loop.time()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session is not over."""
+        return self._closed_event is None
+
+    def close_error(self) -> ConnectionClosed:
+        """Why the session is over, as the exception that waiters get."""
+        closed = self._closed_event
+        if closed is None:
+            return ConnectionClosed("the session is open")
+        return ConnectionClosed(closed.reason, code=closed.code, by_peer=closed.by_peer)
+
+    async def established(self) -> None:
+        """Wait for the peer's SETUP.
+
+        Raises:
+            ConnectionClosed: the session ended before.
+        """
+        await self._established.wait()
+        self.check_open()
+
+    def check_open(self) -> None:
+        """Raise `ConnectionClosed` when the session is over."""
+        if not self.is_open:
+            raise self.close_error()
+
+    def handle(self, request_id: int, handler: Handler) -> None:
+        """Send every event of a request of ours to ``handler``, until it ends or is cancelled."""
+        self._handlers[request_id] = handler
+
+    async def reply(self, request_id: int) -> Reply:
+        """Wait for the answer to a request of ours.
+
+        Cancelling this wait cancels the request.
+
+        Raises:
+            RequestError: the peer refused it; `code` is the peer's.
+            ConnectionClosed: the session ended.
+        """
+        self.check_open()
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._replies[request_id] = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancel(request_id)
+            raise
+        finally:
+            self._replies.pop(request_id, None)
+
+    def cancel(self, request_id: int) -> None:
+        """Cancel a request of ours, or forget one that is over; quiet in every state."""
+        self._handlers.pop(request_id, None)
+        if self.is_open:
+            self.core.requester.cancel(request_id)
+
+    def answer_with(self, answerer: Answerer) -> None:
+        """Ask ``answerer`` for requests of the peer; who took one last is asked first."""
+        self._answerers.insert(0, answerer)
+
+    def stop_answering(self, answerer: Answerer) -> None:
+        """Undo `answer_with`."""
+        if answerer in self._answerers:
+            self._answerers.remove(answerer)
+
+    def on_cancelled(self, request_id: int, handler: Handler) -> None:
+        """Tell ``handler`` when the peer cancels a request of its own that we accepted."""
+        self._cancellations[request_id] = handler
+
+    def on_closed(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the session is over."""
+        if not self.is_open:
+            callback()
+        else:
+            self._on_closed.append(callback)
+
+    def off_closed(self, callback: Callable[[], None]) -> None:
+        """Undo `on_closed`."""
+        if callback in self._on_closed:
+            self._on_closed.remove(callback)
+
+    async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
+        """Close the session and wait until the transport is gone, which it always is soon."""
+        if self.is_open:
+            self.core.close(code, reason)
+            self._pump()
+        await self._transport_gone.wait()
+
+    # What the backend calls
+
+    def connected(self) -> None:
+        """The handshake is complete."""
+        self.core.receive_connected(self.now)
+        self._pump()
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        """Octets of a stream; see `TransportReceiver`."""
+        self.core.receive_stream_data(stream_id, data, fin, self.now)
+        self._deliver_events()
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        """The peer reset a stream."""
+        self.core.receive_reset(stream_id, code, self.now)
+        self._deliver_events()
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        """The peer stopped a stream."""
+        self.core.receive_stop_sending(stream_id, code, self.now)
+        self._deliver_events()
+
+    def datagram(self, data: bytes) -> None:
+        """One datagram."""
+        self.core.receive_datagram(data, self.now)
+        self._deliver_events()
+
+    def batch_received(self) -> None:
+        """A batch of input is through, or credit may have grown."""
+        self.core.receive_credit()
+        self._pump()
+
+    def closed(self, code: int | None, reason: str, by_peer: bool) -> None:
+        """The transport is gone."""
+        self.core.receive_closed(code, reason, by_peer)
+        self._deliver_events()
+        self._transport_gone.set()
+        for handle in (self._pump_handle, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._pump_handle = self._timer = None
+
+    # Inner workings
+
+    def _wake(self) -> None:
+        """The core has something to send outside of an input: pump in the next turn of the loop."""
+        if self._pump_handle is None and not self._pumping and not self._transport_gone.is_set():
+            self._pump_handle = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        if self._pump_handle is not None:
+            self._pump_handle.cancel()
+            self._pump_handle = None
+        if self._pumping or self._transport_gone.is_set():
+            return
+        self._pumping = True
+        try:
+            while True:
+                self._perform_actions()
+                if not self._deliver_events():
+                    break
+        finally:
+            self._pumping = False
+        self.transport.flush()
+        self._arm()
+
+    def _perform_actions(self) -> None:
+        transport, core, now = self.transport, self.core, self.now
+        while (action := core.next_action(transport, now)) is not None:
+            kind = type(action)
+            if kind is Send:
+                self._send(action)  # type: ignore[arg-type]
+            elif isinstance(action, ResetStream):
+                transport.reset(action.stream_id, action.code)
+            elif isinstance(action, StopSending):
+                transport.stop_sending(action.stream_id, action.code)
+            elif isinstance(action, SendDatagram):
+                transport.send_datagram(action.data)
+            elif isinstance(action, CloseSession):
+                transport.close(action.code, action.reason)
+
+    def _send(self, action: Send) -> None:
+        transport = self.transport
+        if not action.data:
+            transport.send(action.stream_id, b"", action.fin)
+            return
+        last = len(action.data) - 1
+        for index, octets in enumerate(action.data):
+            transport.send(action.stream_id, octets, action.fin and index == last)
+
+    def _arm(self) -> None:
+        due = self.core.next_timer()
+        if due == self._timer_due and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_due = due
+        if due is not None and not self._transport_gone.is_set():
+            self._timer = self._loop.call_at(due, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = self._timer_due = None
+        self.core.receive_timer(self.now)
+        self._pump()
+
+    def _deliver_events(self) -> bool:
+        """Give out what the core reports; whether there was anything."""
+        any_event = False
+        while (event := self.core.next_event()) is not None:
+            any_event = True
+            try:
+                self._deliver(event)
+            except KvcsError as exc:
+                self._fail(exc)
+            except Exception as exc:
+                self._fail(exc)
+        return any_event
+
+    def _fail(self, exc: Exception) -> None:
+        self._log.error("handler_failed", exc_info=exc)
+        self.core.close(SessionCode.INTERNAL_ERROR, "internal error")
+
+    def _deliver(self, event: events.Event) -> None:
+        if self._observer is not None:
+            self._observer(self, event)
+        if isinstance(event, events.SessionClosed):
+            self._session_closed(event)
+            return
+        if isinstance(event, events.SessionEstablished):
+            self._log.debug("session_established")
+            self._established.set()
+            return
+        request_id: int | None = getattr(event, "request_id", None)
+        if request_id is None:
+            self._log.info("goaway_received")
+            return
+        if isinstance(event, events.RequestCancelled) and not event.ours:
+            cancelled = self._cancellations.pop(request_id, None)
+            if cancelled is not None:
+                cancelled(event)
+            return
+        if isinstance(event, PeerRequest):
+            self._answer(event)
+            return
+        self._resolve_reply(request_id, event)
+        handler = self._handlers.get(request_id)
+        if handler is not None:
+            handler(event)
+        if isinstance(event, _FINAL) or isinstance(event, events.RequestCancelled):
+            self._handlers.pop(request_id, None)
+
+    def _resolve_reply(self, request_id: int, event: events.Event) -> None:
+        future = self._replies.get(request_id)
+        if future is None or future.done():
+            return
+        if isinstance(event, events.RequestAccepted):
+            future.set_result(event.reply)
+        elif isinstance(event, events.RequestRefused):
+            error = event.error
+            retry = error.retry_interval - 1 if error.retry_interval else None
+            future.set_exception(RequestError(error.reason, error.error_code, retry))
+        elif isinstance(event, events.RequestCancelled):
+            future.set_exception(RequestError("the peer ended the request without an answer"))
+        elif isinstance(event, events.TrackMalformed):
+            future.set_exception(RequestError(event.reason, RequestCode.MALFORMED_TRACK))
+
+    def _answer(self, event: PeerRequest) -> None:
+        for answerer in list(self._answerers):
+            if answerer(self, event):
+                return
+        if isinstance(event, events.PublishNamespaceReceived):
+            refusal = RequestError("not interested", RequestCode.UNINTERESTED)
+        elif isinstance(event, events.SubscribeNamespaceReceived):
+            refusal = NotSupported("no namespaces are published here")
+        else:
+            refusal = DoesNotExist("no such track here")
+        self.core.responder.refuse(event.request_id, refusal)
+
+    def _session_closed(self, event: events.SessionClosed) -> None:
+        self._closed_event = event
+        facts = {"code": event.code, "reason": event.reason, "by_peer": event.by_peer}
+        if self.core.failure is not None:
+            self._log.error("session_failed", exc_info=self.core.failure, **facts)
+        elif event.code in (SessionCode.NO_ERROR, None):
+            self._log.debug("session_closed", **facts)
+        else:
+            self._log.warning("session_closed", **facts)
+        self._established.set()
+        for future in list(self._replies.values()):
+            if not future.done():
+                future.set_exception(self.close_error())
+        handlers, self._handlers = self._handlers, {}
+        for handler in handlers.values():
+            handler(event)
+        callbacks, self._on_closed = self._on_closed, []
+        for callback in callbacks:
+            callback()

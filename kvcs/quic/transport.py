@@ -1,0 +1,74 @@
+"""What kvcs needs of a QUIC library, as Protocols; a backend room implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Transport(Protocol):
+    """One QUIC connection, as its session sees it.
+
+    The four credit methods are what `kvcs.moqt.actions.SendCredit` asks for: the session core
+    reads them to choose what goes next, and never gives the library more.
+    """
+
+    def octets(self) -> int:
+        """Octets of Object data that may be handed over now (unsent and unacknowledged are bounded)."""
+
+    def stream_octets(self, stream_id: int) -> int:
+        """Octets that the peer's flow control lets this stream send, beyond what it already holds."""
+
+    def uni_streams(self) -> int:
+        """Unidirectional streams that may be opened now within the peer's stream credit."""
+
+    def bidi_streams(self) -> int:
+        """Bidirectional streams that may be opened now within the peer's stream credit."""
+
+    def send(self, stream_id: int, data: Buffer, fin: bool) -> None:
+        """Queue octets on a stream, which a first call opens; the octets are copied."""
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """End our sending direction early; quiet when it has ended already."""
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        """Ask the peer to end its sending direction; quiet when it has ended already."""
+
+    def send_datagram(self, data: bytes) -> None:
+        """Send one unreliable datagram; too large ones are dropped."""
+
+    def flush(self) -> None:
+        """Put what is queued on the wire."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Close the connection with an application code."""
+
+
+class TransportReceiver(Protocol):
+    """What a backend calls, in the loop's thread, as things happen on one connection."""
+
+    def connected(self) -> None:
+        """The handshake is complete and ALPN agreed."""
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        """Octets of a stream, in order; `data` may be empty when `fin` is set."""
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        """The peer ended its sending direction early."""
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        """The peer no longer reads this stream; the library has reset our direction."""
+
+    def datagram(self, data: bytes) -> None:
+        """One unreliable datagram."""
+
+    def batch_received(self) -> None:
+        """All events of one wake-up were delivered, or send credit may have grown: pump now."""
+
+    def closed(self, code: int | None, reason: str, by_peer: bool) -> None:
+        """The connection is over; nothing follows. `code` is the application code, if any."""
+
+
+ReceiverFactory = Callable[[Transport], TransportReceiver]

@@ -1,0 +1,321 @@
+"""What is in place of one publication, block by block and layer by layer, and what lacks.
+
+`Holdings` keeps the layer tensors and the state of every selected block, and answers questions;
+`kvcs.kv.ledger.Ledger` is what receives Objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcs.errors import MissingBlocks, UsageError
+from kvcs.kv.arrays import byte_view
+from kvcs.kv.codecs import Codec
+from kvcs.kv.descriptor import Descriptor
+from kvcs.kv.layout import BlockLayout
+from kvcs.kv.payload import DIGEST_OCTETS
+from kvcs.kv.tracks import MAX_BLOCK, Component, DataTrack
+from kvcs.moqt.names import Location
+
+OWED: Final = 0
+"""Block state: not here."""
+
+WAITING: Final = 1
+"""Block state: here, but no signed list names it yet."""
+
+VERIFIED: Final = 2
+"""Block state: here and released."""
+
+_LACKING = re.compile(rb"[^\x02]+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTensors:
+    """One layer's verified tensors."""
+
+    index: int
+    """Layer index."""
+
+    k: npt.NDArray[Any]
+    """Keys, [tokens, kv_heads, head_dim], the descriptor's dtype, read-only. The joint tensor where
+    the model has latent attention."""
+
+    v: npt.NDArray[Any]
+    """Values, [tokens, kv_heads, v_head_dim], read-only; of size 0 for latent attention."""
+
+
+@dataclass(slots=True)
+class LedgerCounters:
+    """What happened so far; all only grow."""
+
+    verified: int = 0
+    """Objects that are in place and count."""
+
+    verified_octets: int = 0
+    """Tensor octets of those."""
+
+    duplicates: int = 0
+    """Copies dropped because the same octets were there, or another copy held the place."""
+
+    excess: int = 0
+    """Objects outside the selection, dropped unread."""
+
+    abandoned: int = 0
+    """Objects given up before their end."""
+
+    octets: int = 0
+    """Payload octets that slots took, whatever became of them."""
+
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Objects dropped, by failed check: magic, version, component, layer, block, token_start,
+    token_count, codec, length, digest, listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment as selected."""
+
+    first_block: int
+    """Absolute index of its first block."""
+
+    blocks: int
+    """All its blocks."""
+
+    wanted: int
+    """Its leading blocks that are within the selection."""
+
+    tracks: tuple[DataTrack, ...]
+    """Tracks that it is taken from."""
+
+    layouts: dict[DataTrack, BlockLayout]
+    """Sections of one block on each of them."""
+
+    codec: Codec
+    """Codec of all of them."""
+
+
+class Row:
+    """State and digest of each wanted block of one layer on one track."""
+
+    __slots__ = ("digests", "states")
+
+    def __init__(self, blocks: int) -> None:
+        self.states = bytearray(blocks)
+        self.digests = bytearray(blocks * DIGEST_OCTETS)
+
+    def digest(self, block: int) -> bytes:
+        """Digest of a block that is not owed."""
+        return bytes(self.digests[block * DIGEST_OCTETS : (block + 1) * DIGEST_OCTETS])
+
+    def known(self) -> list[int]:
+        """Blocks that are not owed."""
+        return [block for block, state in enumerate(self.states) if state != OWED]
+
+    def leading(self) -> int:
+        """Verified blocks before the first that is not."""
+        return len(self.states) - len(self.states.lstrip(b"\x02"))
+
+
+class Holdings:
+    """Layer tensors of a selection, and which blocks of them are verified.
+
+    Args:
+        descriptor: the consumer's own.
+        blocks: how many blocks of the context are wanted, from its start, over all segments.
+        layers: first and last layer wanted, inclusive; all by default.
+
+    Raises:
+        UsageError: the selection is empty or out of bounds.
+    """
+
+    def __init__(
+        self, descriptor: Descriptor, *, blocks: int, layers: tuple[int, int] | None = None
+    ) -> None:
+        first, last = (0, descriptor.layers - 1) if layers is None else layers
+        if not 0 <= first <= last < descriptor.layers:
+            raise UsageError(f"layers {first}..{last} are not within 0..{descriptor.layers - 1}")
+        if not 1 <= blocks <= MAX_BLOCK + 1:
+            raise UsageError(f"blocks: expected 1 or more, got {blocks}")
+        self.descriptor = descriptor
+        self.layers = range(first, last + 1)
+        self.blocks = blocks
+        self.counters = LedgerCounters()
+        self._parts: list[Part] = []
+        self._rows: dict[tuple[DataTrack, int], Row] = {}
+        self._tensors: dict[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
+        self._verified: Counter[int] = Counter()
+        self._contradicted: set[int] = set()
+        self._ready: list[int] = []
+
+    descriptor: Descriptor
+    """The consumer's own descriptor."""
+
+    layers: range
+    """Layers wanted."""
+
+    blocks: int
+    """Blocks wanted, from the start of the context."""
+
+    counters: LedgerCounters
+    """What happened so far."""
+
+    @property
+    def covered(self) -> int:
+        """Blocks of the selection that lie in the segments added so far."""
+        return sum(part.wanted for part in self._parts)
+
+    @property
+    def tracks(self) -> tuple[DataTrack, ...]:
+        """The selected tracks of all segments added so far."""
+        return tuple(track for part in self._parts for track in part.tracks)
+
+    # --- places ---
+
+    def _part(self, track: DataTrack) -> Part:
+        if track.segment < len(self._parts):
+            part = self._parts[track.segment]
+            if track in part.tracks:
+                return part
+        raise UsageError(f"track {track} was not selected")
+
+    def _row(self, track: DataTrack, layer: int) -> Row:
+        row = self._rows.get((track, layer))
+        if row is None:
+            row = self._rows[track, layer] = Row(self._parts[track.segment].wanted)
+        return row
+
+    def _layer(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        tensors = self._tensors.get(layer)
+        if tensors is None:
+            tokens, heads = self.blocks * self.descriptor.block_tokens, self.descriptor.kv_heads
+            dtype = self.descriptor.numpy_dtype
+            tensors = self._tensors[layer] = (
+                np.empty((tokens, heads, self.descriptor.head_dim), dtype),
+                np.empty((tokens, heads, self.descriptor.v_head_dim), dtype),
+            )
+        return tensors
+
+    def _sections(self, track: DataTrack, location: Location) -> list[memoryview]:
+        """Writable octets of one block's sections."""
+        k, v = self._layer(location.group)
+        arrays = {Component.K: (k,), Component.V: (v,), Component.KV: (k, v)}[track.component]
+        size = self.descriptor.block_tokens
+        start = (self._parts[track.segment].first_block + location.object) * size
+        return [byte_view(array[start : start + size]) for array in arrays]
+
+    def _release(self, track: DataTrack, layer: int, block: int) -> None:
+        self._row(track, layer).states[block] = VERIFIED
+        self._verified[layer] += 1
+        self.counters.verified += 1
+        self.counters.verified_octets += self._parts[track.segment].layouts[track].octets
+        if self.is_ready(layer):
+            self._ready.append(layer)
+
+    # --- asking ---
+
+    def is_ready(self, layer: int) -> bool:
+        """Whether every selected block of a layer is verified in all its tracks."""
+        if layer in self._contradicted or layer not in self.layers:
+            return False
+        need = sum(part.wanted * len(part.tracks) for part in self._parts)
+        return self.covered == self.blocks and self._verified[layer] == need
+
+    def take_ready(self) -> list[int]:
+        """Layers that became ready since the last call, in the order in which they did."""
+        ready, self._ready = self._ready, []
+        return [layer for layer in ready if self.is_ready(layer)]
+
+    def ready_layers(self) -> list[LayerTensors]:
+        """Every ready layer's tensors, by ascending index."""
+        return [self.layer(layer) for layer in self.layers if self.is_ready(layer)]
+
+    def layer(self, layer: int, tokens: int | None = None) -> LayerTensors:
+        """A layer's tensors: all selected tokens, or the first ``tokens``.
+
+        Returns:
+            Read-only views; the memory is this ledger's and does not change any more.
+
+        Raises:
+            UsageError: not all of that is verified.
+        """
+        if layer not in self.layers:
+            raise UsageError(f"layer {layer} was not selected")
+        everything = self.blocks * self.descriptor.block_tokens
+        wanted = everything if tokens is None else tokens
+        usable = everything if self.is_ready(layer) else self.usable_tokens(layer)
+        if not 0 <= wanted <= usable:
+            raise UsageError(f"layer {layer}: {usable} tokens are verified, not {wanted}")
+        k, v = (array[:wanted] for array in self._layer(layer))
+        k.flags.writeable = v.flags.writeable = False
+        return LayerTensors(layer, k, v)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every selected layer is ready."""
+        return all(self.is_ready(layer) for layer in self.layers)
+
+    def usable_tokens(self, layer: int | None = None) -> int:
+        """Tokens from the start that are verified in one layer, or in every selected one."""
+        layers = self.layers if layer is None else (layer,)
+        return min(self._leading(each) for each in layers) * self.descriptor.block_tokens
+
+    def _leading(self, layer: int) -> int:
+        """Leading verified blocks of one layer."""
+        if layer in self._contradicted or layer not in self.layers:
+            return 0
+        leading = 0
+        for part in self._parts:
+            rows = [self._rows.get((track, layer)) for track in part.tracks]
+            here = min(0 if row is None else row.leading() for row in rows)
+            leading += here
+            if here < part.wanted:
+                break
+        return leading
+
+    def missing(self) -> tuple[MissingBlocks, ...]:
+        """What is not verified yet, in runs of blocks, by segment, layer and component.
+
+        Blocks beyond the segments added so far are reported under the next segment's number.
+        """
+        found: list[MissingBlocks] = []
+        for number, part in enumerate(self._parts):
+            for layer in self.layers:
+                for track in part.tracks:
+                    row = self._rows.get((track, layer))
+                    runs = [(0, part.wanted)]
+                    if row is not None:
+                        runs = [match.span() for match in _LACKING.finditer(row.states)]
+                    for start, end in runs:
+                        found.append(
+                            self._run(number, track.component, layer, part.first_block, start, end)
+                        )
+        beyond = self.blocks - self.covered
+        if beyond > 0:
+            components: tuple[Component, ...] = self.descriptor.components
+            if self._parts:
+                components = tuple(track.component for track in self._parts[-1].tracks)
+            for layer in self.layers:
+                for component in components:
+                    number, first = len(self._parts), self.covered
+                    found.append(self._run(number, component, layer, first, 0, beyond))
+        return tuple(found)
+
+    def _run(
+        self, segment: int, component: Component, layer: int, first_block: int, start: int, end: int
+    ) -> MissingBlocks:
+        size = self.descriptor.block_tokens
+        return MissingBlocks(
+            segment=segment,
+            component=component,
+            layer=layer,
+            first_block=start,
+            last_block=end - 1,
+            first_token=(first_block + start) * size,
+            last_token=(first_block + end) * size - 1,
+        )

@@ -1,0 +1,401 @@
+"""What one consumer is owed by one publication, what it has, and whether that is verified.
+
+Objects come in any order, twice, cut short or damaged; the ledger holds exactly what passed every
+check (KVCS "Object Payload", "Verification and Recovery"). Plain logic: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvcs.errors import ObjectError, PublicationError, UsageError
+from kvcs.kv import codecs
+from kvcs.kv.descriptor import Descriptor
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Holdings, Part, Row
+from kvcs.kv.manifest import Manifest, check_succession
+from kvcs.kv.payload import (
+    DIGEST_OCTETS,
+    MAX_DATA_OCTETS,
+    PayloadHeader,
+    check_digest,
+    check_header,
+    check_length,
+)
+from kvcs.kv.slots import Aside, InPlace, Nowhere, Outcome, Sink, Slot
+from kvcs.kv.tracks import Component, DataTrack
+from kvcs.moqt.names import Location
+
+MAX_ASIDE_OCTETS: Final = 16 * 2**20
+"""Octets of second copies that are kept while a first copy of the same Object is on its way."""
+
+
+class Ledger(Holdings):
+    """Receives one publication's Objects into preallocated layer tensors.
+
+    Memory is bounded by the selection: a layer's tensors are allocated when the first Object for
+    them has passed its header checks, with the geometry of the consumer's own descriptor.
+
+    Args:
+        descriptor: the consumer's own.
+        blocks: how many blocks of the context are wanted, from its start, over all segments.
+        layers: first and last layer wanted, inclusive; all by default.
+        signed: release only what an applied manifest lists; give it only manifests whose
+            signature was verified.
+        max_data_octets: largest Data of one Object.
+        max_aside_octets: see `MAX_ASIDE_OCTETS`.
+
+    Raises:
+        UsageError: the selection is empty or out of bounds.
+    """
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        *,
+        blocks: int,
+        layers: tuple[int, int] | None = None,
+        signed: bool = False,
+        max_data_octets: int = MAX_DATA_OCTETS,
+        max_aside_octets: int = MAX_ASIDE_OCTETS,
+    ) -> None:
+        super().__init__(descriptor, blocks=blocks, layers=layers)
+        self.signed = signed
+        self._max_data_octets = max_data_octets
+        self._max_aside_octets = max_aside_octets
+        self._manifest: Manifest | None = None
+        self._holders: dict[tuple[DataTrack, Location], Slot] = {}
+        self._aside: dict[Slot, int] = {}
+
+    signed: bool
+    """Whether only listed Objects are released."""
+
+    # --- what is selected and listed ---
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The newest manifest that was applied."""
+        return self._manifest
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is whole and the manifest calls every segment of the selection complete."""
+        if self._manifest is None or len(self._manifest.segments) < len(self._parts):
+            return False
+        entries = self._manifest.segments[: len(self._parts)]
+        return self.whole and all(entry.complete for entry in entries)
+
+    def add_segment(self, tracks: Sequence[DataTrack], blocks: int) -> None:
+        """Select the next segment and the tracks to take it from.
+
+        Segment 0 may be added before a manifest is there: it starts at block 0, and the Anchor Key
+        says how many blocks it has.
+
+        Args:
+            tracks: the k and the v track of one codec, or one kv track; all of the next segment.
+            blocks: all blocks of the segment, also those beyond the selection.
+
+        Raises:
+            UsageError: other tracks than that, a codec that is unknown here, a model whose raw
+                Objects are above the limit, or a segment that begins beyond the selection.
+            PublicationError: the applied manifest describes the segment otherwise.
+        """
+        number = len(self._parts)
+        first_block = sum(part.blocks for part in self._parts)
+        components = sorted(track.component for track in tracks)
+        expected = ([Component.KV], [Component.K, Component.V])
+        if components not in expected or len({track.codec for track in tracks}) != 1:
+            names = ", ".join(map(str, tracks))
+            raise UsageError(f"select the k and v tracks of one codec or one kv track, not {names}")
+        if any(track.segment != number for track in tracks):
+            raise UsageError(f"the next segment is {number}, not {tracks[0].segment}")
+        if blocks < 1 or first_block >= self.blocks:
+            raise UsageError(
+                f"segment {number} of {blocks} blocks begins at block {first_block}; blocks"
+                f" 0..{self.blocks - 1} are selected"
+            )
+        ordered = tuple(sorted(tracks))
+        codec = codecs.lookup(ordered[0].codec)
+        layouts = {track: self.descriptor.layout(track.component) for track in ordered}
+        for layout in layouts.values():
+            octets = codec.data_octets(layout)
+            if octets is not None and octets > self._max_data_octets:
+                raise UsageError(
+                    f"Objects of {octets} octets are above the limit {self._max_data_octets}"
+                )
+        wanted = min(blocks, self.blocks - first_block)
+        part = Part(first_block, blocks, wanted, ordered, layouts, codec)
+        if self._manifest is not None:
+            _check_part(number, part, self._manifest)
+        self._parts.append(part)
+
+    def apply_manifest(self, manifest: Manifest) -> None:
+        """Take a version's lists into account; call it for every version, in order.
+
+        Identity is the caller's to check first, with `Manifest.check_identity`. Objects that wait
+        in signed mode are released if they are listed as they came, else dropped and owed again.
+
+        Raises:
+            PublicationError: the geometry is not ours, the version changes what a former one
+                said, or it lists another digest than that of an Object already released.
+        """
+        for name in ("layers", "block_tokens"):
+            ours, theirs = getattr(self.descriptor, name), getattr(manifest, name)
+            if ours != theirs:
+                raise PublicationError(f"manifest: {name}: ours {ours}, theirs {theirs}")
+        if self._manifest is not None:
+            check_succession(self._manifest, manifest)
+        for number, part in enumerate(self._parts):
+            _check_part(number, part, manifest)
+        rows = self._newly_listed(manifest)
+        for track, layer, row, listed in rows:
+            for block in row.known():
+                if row.states[block] == VERIFIED and row.digest(block) != listed[block]:
+                    raise self._contradiction(track, layer, block, "the manifest lists")
+        self._manifest = manifest
+        for track, layer, row, listed in rows:
+            for block in row.known():
+                if row.states[block] != WAITING:
+                    continue
+                if row.digest(block) == listed[block]:
+                    self._release(track, layer, block)
+                else:
+                    row.states[block] = OWED
+                    self.counters.rejected["listed"] += 1
+
+    def _newly_listed(self, manifest: Manifest) -> list[tuple[DataTrack, int, Row, list[bytes]]]:
+        """Rows that hold something, with the lists that no former version had."""
+        found = []
+        for number, part in enumerate(self._parts[: len(manifest.segments)]):
+            for track in part.tracks:
+                groups = manifest.segments[number].object_digests.get(track, ())
+                for layer in range(self._layers_listed(track), len(groups)):
+                    row = self._rows.get((track, layer))
+                    if row is not None:
+                        group, size = groups[layer], part.wanted * DIGEST_OCTETS
+                        listed = [
+                            group[at : at + DIGEST_OCTETS] for at in range(0, size, DIGEST_OCTETS)
+                        ]
+                        found.append((track, layer, row, listed))
+        return found
+
+    def _layers_listed(self, track: DataTrack) -> int:
+        if self._manifest is None or track.segment >= len(self._manifest.segments):
+            return 0
+        return len(self._manifest.segments[track.segment].object_digests.get(track, ()))
+
+    def _listed(self, track: DataTrack, layer: int, block: int) -> bytes | None:
+        if self._manifest is None or track.segment >= len(self._manifest.segments):
+            return None
+        return self._manifest.segments[track.segment].digest(track, layer, block)
+
+    # --- receiving ---
+
+    def begin(self, track: DataTrack, location: Location, payload_length: int) -> Slot | None:
+        """Start to receive one Object with a payload.
+
+        Args:
+            track: one of `tracks`.
+            location: Group ID is the layer, Object ID the block within the segment.
+            payload_length: octets of the whole payload, as the stream announced them.
+
+        Returns:
+            A slot for the payload's octets, or None: the Object is outside the selection, drop it.
+
+        Raises:
+            ObjectError: no such layer or block exists, or the length cannot be right; drop it. It
+                is counted.
+            UsageError: ``track`` was not selected.
+        """
+        part = self._part(track)
+        try:
+            if location.group >= self.descriptor.layers:
+                # Group L carries the End of Track at most, never a payload.
+                raise ObjectError(
+                    f"{track} {location}: the model has {self.descriptor.layers} layers",
+                    check="layer",
+                )
+            if location.object >= part.blocks:
+                raise ObjectError(
+                    f"{track} {location}: the segment has {part.blocks} blocks", check="block"
+                )
+            if location.group not in self.layers or location.object >= part.wanted:
+                self.counters.excess += 1
+                return None
+            check_length(track, self.descriptor, payload_length, self._max_data_octets)
+        except ObjectError as exc:
+            self.counters.rejected[exc.check] += 1
+            raise
+        return Slot(self, track, location, payload_length)
+
+    def place(self, slot: Slot, header: PayloadHeader) -> Sink:
+        """Check an Object's header and say where its Data goes; `Slot.write` calls this.
+
+        Raises:
+            ObjectError: a field of the header is wrong.
+        """
+        track, location = slot.track, slot.location
+        part = self._part(track)
+        check_header(
+            header,
+            track=track,
+            location=location,
+            first_block=part.first_block,
+            descriptor=self.descriptor,
+            payload_length=slot.payload_length,
+            max_data_octets=self._max_data_octets,
+        )
+        if self._row(track, location.group).states[location.object] != OWED:
+            return Nowhere()
+        if (track, location) not in self._holders:
+            self._holders[track, location] = slot
+            if part.codec.in_place:
+                return InPlace(self._sections(track, location))
+            return Aside(header.data_length)
+        if sum(self._aside.values()) + header.data_length > self._max_aside_octets:
+            return Nowhere()
+        self._aside[slot] = header.data_length
+        return Aside(header.data_length)
+
+    def finish(self, slot: Slot) -> Outcome:
+        """Check an Object whose last octet came, and release it or drop it.
+
+        Raises:
+            ObjectError: a check failed; the Object is dropped, counted and owed again.
+            PublicationError: the Object is whole, and its octets are not those of one already
+                taken at its Location: the publication cannot be used any more.
+            UsageError: the slot has ended before.
+        """
+        if slot.ended:
+            raise UsageError(f"{slot.track} {slot.location}: the slot has ended")
+        try:
+            return self._finish(slot)
+        except ObjectError as exc:
+            self.counters.rejected[exc.check] += 1
+            raise
+        finally:
+            self._leave(slot)
+
+    def abandon(self, slot: Slot) -> None:
+        """Give an Object up whose stream ended early; it is owed again. Does nothing twice."""
+        if not slot.ended:
+            self.counters.abandoned += 1
+            self._leave(slot)
+
+    def end_of_group(self, track: DataTrack, location: Location) -> None:
+        """Note that no Object with this or a larger Object ID exists in the Group.
+
+        A Group L, which only ends the track, is accepted.
+
+        Raises:
+            PublicationError: blocks of the segment are said not to exist; the layer is never
+                usable from this publication.
+            UsageError: ``track`` was not selected.
+        """
+        part = self._part(track)
+        if location.group < self.descriptor.layers and location.object < part.blocks:
+            self._contradicted.add(location.group)
+            raise PublicationError(
+                f"{track}: layer {location.group} ends at block {location.object}, the segment has"
+                f" {part.blocks} blocks"
+            )
+
+    def _finish(self, slot: Slot) -> Outcome:
+        track, (layer, block) = slot.track, slot.location
+        if slot.error is not None:
+            raise slot.error
+        header, sink = slot.header, slot.sink
+        if header is None or sink is None or slot.received != slot.payload_length:
+            raise ObjectError(
+                f"{track} {slot.location}: {slot.received} of {slot.payload_length} octets came",
+                check="length",
+            )
+        check_digest(header, sink.digest())
+        row = self._row(track, layer)
+        if row.states[block] != OWED:
+            if row.digest(block) != header.data_digest:
+                raise self._contradiction(track, layer, block, "a second copy has")
+            self.counters.duplicates += 1
+            return Outcome.DUPLICATE
+        listed = self._listed(track, layer, block)
+        if listed is not None and listed != header.data_digest:
+            raise ObjectError(
+                f"{track} {slot.location}: Data Digest is not the one that the manifest lists",
+                check="listed",
+            )
+        if isinstance(sink, Nowhere):
+            self.counters.duplicates += 1
+            return Outcome.DUPLICATE
+        if isinstance(sink, Aside):
+            self._land(slot, sink.data)
+        row.digests[block * DIGEST_OCTETS : (block + 1) * DIGEST_OCTETS] = header.data_digest
+        if self.signed and listed is None:
+            row.states[block] = WAITING
+            return Outcome.WAITING
+        self._release(track, layer, block)
+        return Outcome.VERIFIED
+
+    def _land(self, slot: Slot, data: memoryview) -> None:
+        """Decode Data that was kept aside into its place in the tensors.
+
+        Raises:
+            ObjectError: ``codec``: it does not decode to exactly the sections.
+        """
+        part = self._part(slot.track)
+        layout = part.layouts[slot.track]
+        try:
+            pieces = [memoryview(piece).cast("B") for piece in part.codec.decode(data, layout)]
+        except Exception as exc:
+            # Codecs are plug-ins fed with a peer's octets: whatever they raise, the Object is bad.
+            raise ObjectError(
+                f"{slot.track} {slot.location}: codec {part.codec.name} failed: {exc}",
+                check="codec",
+            ) from exc
+        lengths = tuple(len(piece) for piece in pieces)
+        if lengths != layout.section_octets:
+            raise ObjectError(
+                f"{slot.track} {slot.location}: codec {part.codec.name} gave sections of {lengths}"
+                f" octets, expected {layout.section_octets}",
+                check="codec",
+            )
+        holder = self._holders.pop((slot.track, slot.location), None)
+        if holder is not None and isinstance(holder.sink, InPlace):
+            # The first copy is still on its way: from here on it only counts as a copy.
+            holder.sink = holder.sink.leave()
+        for place, piece in zip(self._sections(slot.track, slot.location), pieces, strict=True):
+            place[:] = piece
+
+    def _leave(self, slot: Slot) -> None:
+        slot.ended = True
+        slot.sink = None
+        self.counters.octets += slot.received
+        self._aside.pop(slot, None)
+        if self._holders.get((slot.track, slot.location)) is slot:
+            del self._holders[slot.track, slot.location]
+
+    def _contradiction(
+        self, track: DataTrack, layer: int, block: int, who: str
+    ) -> PublicationError:
+        self._contradicted.add(layer)
+        return PublicationError(
+            f"{track} {layer}/{block}: {who} another digest than the Object already taken; the"
+            " publication contradicts itself"
+        )
+
+
+def _check_part(number: int, part: Part, manifest: Manifest) -> None:
+    """Hold a selected segment to a manifest that describes it.
+
+    Raises:
+        PublicationError: it is described otherwise than it was selected.
+    """
+    if number >= len(manifest.segments):
+        return
+    entry = manifest.segments[number]
+    if entry.blocks != part.blocks:
+        raise PublicationError(
+            f"manifest: segment {number} has {entry.blocks} blocks, expected {part.blocks}"
+        )
+    for track in part.tracks:
+        if track not in entry.tracks:
+            raise PublicationError(f"manifest: segment {number} has no track {track}")

@@ -1,0 +1,299 @@
+"""The KVCS Object Payload: 68 octets of header, then Data (KVCS "Object Payload")."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from kvcs.errors import ObjectError, UsageError
+from kvcs.kv import codecs
+from kvcs.kv.arrays import as_host_array
+from kvcs.kv.descriptor import Descriptor
+from kvcs.kv.strict_json import Octets
+from kvcs.kv.tracks import MAX_BLOCK, Component, DataTrack
+from kvcs.moqt.names import Location
+
+HEADER_OCTETS: Final = 68
+MAGIC: Final = b"KVO1"
+VERSION: Final = 1
+DIGEST_OCTETS: Final = 32
+MAX_DATA_OCTETS: Final = 16 * 2**20
+"""Largest Data of one Object, by default."""
+
+_HEADER = struct.Struct(">4sBBHIIQIHHI32s")
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadHeader:
+    """Header of one Object's payload; big-endian, in the order of the fields."""
+
+    component: int
+    """Component number: 1 k, 2 v, 3 kv."""
+
+    layer: int
+    """Layer index; equals the Group ID."""
+
+    block: int
+    """Block Index within the segment; equals the Object ID."""
+
+    token_start: int
+    """Absolute position of the block's first token."""
+
+    token_count: int
+    """Tokens in the block; equals the descriptor's block size."""
+
+    codec: int
+    """Codec number."""
+
+    data_length: int
+    """Octets of Data."""
+
+    data_digest: bytes
+    """SHA-256 of Data, 32 octets."""
+
+    flags: int = 0
+    """Sent as zero, ignored on receipt."""
+
+    reserved: int = 0
+    """Sent as zero, ignored on receipt."""
+
+    def pack(self) -> bytes:
+        """Encode to 68 octets.
+
+        Raises:
+            UsageError: a field does not fit its width.
+        """
+        if len(self.data_digest) != DIGEST_OCTETS:
+            raise UsageError(f"Data Digest: expected 32 octets, got {len(self.data_digest)}")
+        try:
+            return _HEADER.pack(
+                MAGIC,
+                VERSION,
+                self.component,
+                self.flags,
+                self.layer,
+                self.block,
+                self.token_start,
+                self.token_count,
+                self.codec,
+                self.reserved,
+                self.data_length,
+                self.data_digest,
+            )
+        except struct.error as exc:
+            raise UsageError(f"payload header does not fit its fields: {exc}") from exc
+
+    @classmethod
+    def unpack(cls, data: Octets) -> PayloadHeader:
+        """Decode the first 68 octets of a payload; checks Magic and Version only.
+
+        Raises:
+            ObjectError: ``length`` if shorter, ``magic``, ``version``.
+        """
+        if len(data) < HEADER_OCTETS:
+            raise ObjectError(f"payload of {len(data)} octets is shorter than 68", check="length")
+        magic, version, component, flags, *rest = _HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise ObjectError(f"Magic is 0x{magic.hex()}, expected 0x4b564f31", check="magic")
+        if version != VERSION:
+            raise ObjectError(f"Version is {version}, expected {VERSION}", check="version")
+        layer, block, token_start, token_count, codec, reserved, length, digest = rest
+        return cls(
+            component=component,
+            layer=layer,
+            block=block,
+            token_start=token_start,
+            token_count=token_count,
+            codec=codec,
+            data_length=length,
+            data_digest=digest,
+            flags=flags,
+            reserved=reserved,
+        )
+
+
+def check_length(
+    track: DataTrack,
+    descriptor: Descriptor,
+    payload_length: int,
+    max_data_octets: int = MAX_DATA_OCTETS,
+) -> None:
+    """Check a payload's length before any octet of it is stored.
+
+    Raises:
+        ObjectError: ``length``: no room for a header, more Data than the limit, or not the
+            length that the codec fixes for this geometry.
+        UsageError: the track's codec is unknown, or its component is not this model's.
+    """
+    octets = payload_length - HEADER_OCTETS
+    if not 0 <= octets <= max_data_octets:
+        raise ObjectError(
+            f"payload of {payload_length} octets, expected {HEADER_OCTETS} to"
+            f" {HEADER_OCTETS + max_data_octets}",
+            check="length",
+        )
+    expected = codecs.lookup(track.codec).data_octets(descriptor.layout(track.component))
+    if expected is not None and octets != expected:
+        raise ObjectError(
+            f"payload of {payload_length} octets carries {octets} of Data, but codec"
+            f" {track.codec} has {expected} for this geometry",
+            check="length",
+        )
+
+
+def check_header(
+    header: PayloadHeader,
+    *,
+    track: DataTrack,
+    location: Location,
+    first_block: int,
+    descriptor: Descriptor,
+    payload_length: int,
+    max_data_octets: int = MAX_DATA_OCTETS,
+) -> None:
+    """Check every field but Flags and Reserved; the Data Digest is `check_digest`'s.
+
+    Args:
+        header: as unpacked; Magic and Version are checked by that.
+        track: component, codec and segment of the Track that carried the Object.
+        location: Group ID is the layer, Object ID the block.
+        first_block: absolute index of the segment's first block, from the manifest.
+        descriptor: the consumer's own.
+        payload_length: octets of the whole payload.
+        max_data_octets: limit on Data.
+
+    Raises:
+        ObjectError: with ``check`` naming the field: component, layer, block, token_start,
+            token_count, codec, length.
+        UsageError: as `check_length`.
+    """
+    check_length(track, descriptor, payload_length, max_data_octets)
+    start = (first_block + location.object) * descriptor.block_tokens
+    expectations = (
+        ("component", header.component, track.component.number),
+        ("layer", header.layer, location.group),
+        ("block", header.block, location.object),
+        ("token_start", header.token_start, start),
+        ("token_count", header.token_count, descriptor.block_tokens),
+        ("codec", header.codec, codecs.lookup(track.codec).number),
+        ("length", header.data_length, payload_length - HEADER_OCTETS),
+    )
+    for check, value, expected in expectations:
+        if value != expected:
+            raise ObjectError(
+                f"{track} {location}: header says {check} {value}, expected {expected}",
+                check=check,
+            )
+    if header.layer >= descriptor.layers:
+        raise ObjectError(
+            f"{track} {location}: layer {header.layer} of a model with {descriptor.layers} layers",
+            check="layer",
+        )
+
+
+def check_digest(header: PayloadHeader, digest: bytes) -> None:
+    """Compare the Data Digest with the SHA-256 of the Data that came.
+
+    Raises:
+        ObjectError: ``digest``: they differ.
+    """
+    if not hmac.compare_digest(header.data_digest, digest):
+        raise ObjectError(
+            f"layer {header.layer} block {header.block}: SHA-256 of Data is {digest.hex()[:16]}...,"
+            f" header says {header.data_digest.hex()[:16]}...",
+            check="digest",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One Object's payload, ready to send; Data is views that nobody may change until then."""
+
+    header: PayloadHeader
+    """The header; its Data Digest is the one to list in the manifest."""
+
+    data: tuple[memoryview, ...]
+    """Data in pieces."""
+
+    @property
+    def octets(self) -> int:
+        """Octets of the whole payload."""
+        return HEADER_OCTETS + self.header.data_length
+
+    def parts(self) -> list[memoryview]:
+        """The payload in pieces, header first."""
+        return [memoryview(self.header.pack()), *self.data]
+
+
+def build_payload(
+    track: DataTrack,
+    location: Location,
+    sections: Sequence[npt.NDArray[Any]],
+    *,
+    first_block: int,
+    descriptor: Descriptor,
+    max_data_octets: int = MAX_DATA_OCTETS,
+) -> Payload:
+    """Encode one block of one layer.
+
+    Args:
+        track: names component, codec and segment.
+        location: Group ID is the layer, Object ID the block.
+        sections: one array per section of the component, each [block_tokens, kv_heads, dim].
+        first_block: absolute index of the segment's first block.
+        descriptor: the geometry.
+        max_data_octets: largest Data that is published.
+
+    Raises:
+        UsageError: a partial block, another shape or dtype, a layer or block that does not exist,
+            a codec whose Data does not have the length it promises, or Data beyond the limit.
+            Exceptions of the codec itself pass through.
+    """
+    if not 0 <= location.group < descriptor.layers:
+        raise UsageError(f"layer {location.group} is not 0..{descriptor.layers - 1}")
+    if not 0 <= location.object <= MAX_BLOCK or first_block < 0:
+        raise UsageError(f"block {location.object} of first block {first_block} cannot exist")
+    layout = descriptor.layout(track.component)
+    if len(sections) != len(layout.shapes):
+        raise UsageError(
+            f"component {track.component}: expected {len(layout.shapes)} arrays, got"
+            f" {len(sections)}"
+        )
+    names = "kv" if track.component is Component.KV else track.component.value
+    arrays = [
+        as_host_array(section, layout.dtype, tuple(shape), f"{name} of layer {location.group}")
+        for name, section, shape in zip(names, sections, layout.shapes, strict=True)
+    ]
+    codec = codecs.lookup(track.codec)
+    data = tuple(memoryview(piece).cast("B") for piece in codec.encode(arrays, layout))
+    length = sum(len(piece) for piece in data)
+    expected = codec.data_octets(layout)
+    if expected is not None and length != expected:
+        raise UsageError(
+            f"codec {codec.name} made {length} octets of Data for layer {location.group} block"
+            f" {location.object}, expected {expected}"
+        )
+    if length > max_data_octets:
+        raise UsageError(
+            f"Data of {length} octets is above the limit of {max_data_octets}; use smaller blocks"
+        )
+    digest = hashlib.sha256()
+    for piece in data:
+        digest.update(piece)
+    header = PayloadHeader(
+        component=track.component.number,
+        layer=location.group,
+        block=location.object,
+        token_start=(first_block + location.object) * descriptor.block_tokens,
+        token_count=descriptor.block_tokens,
+        codec=codec.number,
+        data_length=length,
+        data_digest=digest.digest(),
+    )
+    return Payload(header, data)

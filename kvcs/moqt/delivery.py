@@ -29,7 +29,8 @@ from kvcs.moqt.names import GroupOrder, TrackNamespace
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.ranges import RangeReader, UnknownRun
 from kvcs.moqt.scheduler import SendKey, send_key
-from kvcs.moqt.store import StoredObject, Subgroup, Track
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import StoredObject, Subgroup
 
 
 @dataclass(slots=True)

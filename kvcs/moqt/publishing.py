@@ -18,7 +18,8 @@ from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import Property, find_property
-from kvcs.moqt.store import Group, StoredObject, Subgroup, Track
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import Group, StoredObject, Subgroup
 
 DEFAULT_SUBSCRIBER_PRIORITY = 128
 

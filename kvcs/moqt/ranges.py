@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kvcs.moqt.filters import Range
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
-from kvcs.moqt.store import StoredObject, Track
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import StoredObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,3 +150,29 @@ class Request:
                 f" {self.state.name}"
             )
         self.state = after
+
+
+class RequestIds:
+    """Request IDs that were used, kept as one bound and the few that ran ahead of it."""
+
+    MAX_AHEAD = 65536
+
+    def __init__(self) -> None:
+        self._below = 0
+        self._ahead: set[int] = set()
+
+    def add(self, number: int) -> bool:
+        """Add a number; False when it was used already.
+
+        Gaps are legal (§6.4.2.1). Where more numbers run ahead of a gap than are remembered, the
+        gap counts as used.
+        """
+        if number < self._below or number in self._ahead:
+            return False
+        self._ahead.add(number)
+        if len(self._ahead) > self.MAX_AHEAD:
+            self._below = min(self._ahead)
+        while self._below in self._ahead:
+            self._ahead.remove(self._below)
+            self._below += 1
+        return True

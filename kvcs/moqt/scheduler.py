@@ -6,7 +6,8 @@ Namespaces of equal priority take turns, and so do requests that are equal in ev
 progresses.
 
 Publisher Priorities of neighbouring Groups are equal where a model has more than 128 layers;
-ordering by Group across the requests of one namespace keeps K and V of a layer before those of the next.
+ordering by Group across the requests of one namespace keeps K and V of a layer before those of
+the next.
 """
 
 from __future__ import annotations

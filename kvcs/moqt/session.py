@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from heapq import heappop, heappush
-from typing import TypeVar
 
 from kvcs.errors import SessionError, UsageError
 from kvcs.moqt import messages
@@ -29,26 +26,22 @@ from kvcs.moqt.actions import (
     SendDatagram,
     StopSending,
 )
+from kvcs.moqt.control import ControlStreams
 from kvcs.moqt.data import ObjectDatagram, decode_datagram
 from kvcs.moqt.delivery import ObjectSender
 from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, SessionCode, StreamCode
-from kvcs.moqt.events import Event, GoawayReceived, SessionClosed, SessionEstablished
+from kvcs.moqt.events import Event, SessionClosed
 from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import check_scope
-from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
-from kvcs.moqt.receiving import DataStreams, EarlyLimits
+from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.receiving import DataStreams
 from kvcs.moqt.requester import Requester
-from kvcs.moqt.requests import KINDS, UPDATE_SCOPES, Kind, Request, State
+from kvcs.moqt.requests import KINDS, UPDATE_SCOPES, Kind, Request, RequestIds, State
 from kvcs.moqt.responder import Responder
 from kvcs.moqt.scheduler import Scheduler
-from kvcs.moqt.tokens import Token, TokenCache
+from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.moqt.tokens import TokenCache
 from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
-
-DRAFT = 22
-"""The draft of MOQT that we speak."""
-
-ALPN = f"moqt-{DRAFT}"
-"""TLS ALPN of the draft that we speak (§6.2)."""
 
 QUANTUM_OCTETS = 256 * 1024
 """Most payload octets handed over in one action, so that a large Object can be overtaken."""
@@ -60,61 +53,6 @@ MAX_WAITING_REQUESTS = 1024
 """Requests of ours that wait for the peer's stream credit."""
 
 _REQUEST_TYPES = frozenset(TYPE_IDS[cls] for cls in KINDS)
-_CONTROL_FIRST = frozenset({TYPE_IDS[messages.Setup]})
-_CONTROL_LATER = frozenset({TYPE_IDS[messages.Goaway]})
-
-_T = TypeVar("_T")
-
-
-class Role(Enum):
-    """Which side opened the connection."""
-
-    CLIENT = "client"
-    SERVER = "server"
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """What one endpoint says in SETUP, and what it holds of a peer at most."""
-
-    path: str = ""
-    """PATH: path-abempty of the `moqt` URI, with `?query`; client only."""
-
-    authority: str = ""
-    """AUTHORITY: host[:port]; client only."""
-
-    implementation: str = "kvcs"
-    """MOQT_IMPLEMENTATION."""
-
-    tokens: tuple[bytes, ...] = ()
-    """Values of AUTHORIZATION_TOKENs for the whole session (type 0, used once each)."""
-
-    max_filter_ranges: int = 16
-    """MAX_FILTER_RANGES we accept per subscription or fetch."""
-
-    max_request_updates: int = 16
-    """MAX_REQUEST_UPDATES we accept without answer on one request stream."""
-
-    max_auth_token_cache_size: int = 0
-    """MAX_AUTH_TOKEN_CACHE_SIZE: octets of token aliases we keep for the peer."""
-
-    max_peer_requests: int = 4096
-    """Requests of the peer that may be open at a time; more are refused with EXCESSIVE_LOAD."""
-
-    max_concurrent_fetches: int = 16
-    """FETCHes of the peer that may run at a time; more are refused with EXCESSIVE_LOAD."""
-
-    max_namespaces: int = 65536
-    """Namespaces remembered of one SUBSCRIBE_NAMESPACE of ours."""
-
-    done_delay: float = 0.3
-    """Seconds between SUBSCRIBE_OK or the last stream and PUBLISH_DONE: some peers lose what
-    follows a PUBLISH_DONE in the same flight."""
-
-    stream_wait: float = 2.0
-    """Seconds that a subscriber waits for streams that PUBLISH_DONE has overtaken."""
-
-    early: EarlyLimits = field(default_factory=EarlyLimits)
 
 
 class Session:
@@ -135,15 +73,12 @@ class Session:
     ) -> None:
         self.role = role
         self.settings = SessionSettings() if settings is None else settings
-        self.peer_options: KeyValues | None = None
-        """Setup Options of the peer, once they are there."""
         self.failure: BaseException | None = None
         """What went wrong inside, when the session closed with INTERNAL_ERROR."""
         self.closed = False
-        self.draining = False
-        """Whether a GOAWAY was sent: new requests are refused."""
         self.scheduler = Scheduler()
         self.tokens = TokenCache(self.settings.max_auth_token_cache_size)
+        self.control = ControlStreams(self)
         self.requester = Requester(self)
         self.responder = Responder(self)
         self.data_streams = DataStreams(self.requester, self.settings.early)
@@ -162,34 +97,23 @@ class Session:
         self._next_request_id = 1 if server else 0
         self._next_bidi = 1 if server else 0
         self._next_uni = 3 if server else 2
-        self._peer_ids = _IdSet()
-        self._control_id: int | None = None
-        self._peer_control_id: int | None = None
-        self._control_reader = MessageReader(_CONTROL_FIRST, _CONTROL_LATER)
-        self._goaway_received = False
-        self._goaway_sent = False
+        self._peer_ids = RequestIds()
+
+    @property
+    def peer_options(self) -> KeyValues | None:
+        """Setup Options of the peer, once they are there."""
+        return self.control.peer_options
+
+    @property
+    def draining(self) -> bool:
+        """Whether a GOAWAY was sent: new requests of the peer are refused."""
+        return self.control.goaway_sent
 
     # Inputs
 
     def receive_connected(self, now: float) -> None:
         """The transport is ready: our control stream and SETUP go out (§6.3)."""
-        options: list[tuple[int, int | bytes]] = []
-        settings = self.settings
-        if self.role is Role.CLIENT:
-            options.append((SetupOption.PATH, settings.path.encode()))
-            options.append((SetupOption.AUTHORITY, settings.authority.encode()))
-        for value in settings.tokens:
-            options.append((SetupOption.AUTHORIZATION_TOKEN, Token.use_value(value).write()))
-        if settings.max_auth_token_cache_size:
-            options.append(
-                (SetupOption.MAX_AUTH_TOKEN_CACHE_SIZE, settings.max_auth_token_cache_size)
-            )
-        options.append((SetupOption.MAX_FILTER_RANGES, settings.max_filter_ranges))
-        options.append((SetupOption.MOQT_IMPLEMENTATION, settings.implementation.encode()))
-        options.append((SetupOption.MAX_REQUEST_UPDATES, settings.max_request_updates))
-        self._control_id = self._take_uni()
-        setup = messages.Setup(KeyValues.of(options))
-        self._outbox.append(Send(self._control_id, (encode_message(setup),)))
+        self._outbox.append(self.control.open(self._take_uni()))
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
         """Octets of a stream, in order."""
@@ -243,21 +167,18 @@ class Session:
             timeout_ms: after it the session is closed with GOAWAY_TIMEOUT if requests are open.
             now: the caller's clock, seconds.
         """
-        if self._goaway_sent or self.closed or self._control_id is None:
+        if self.closed:
             return
-        if new_session_uri and self.role is Role.CLIENT:
-            raise UsageError("a client's GOAWAY has no New Session URI")
-        self._goaway_sent = self.draining = True
-        message = messages.Goaway(new_session_uri, timeout_ms)
-        self._outbox.append(Send(self._control_id, (encode_message(message),)))
+        action = self.control.goaway(new_session_uri, timeout_ms)
+        if action is None:
+            return
+        self._outbox.append(action)
         if timeout_ms:
             self.at(now + timeout_ms / 1000, self._goaway_expired)
+        self.wake()
 
     def _goaway_expired(self, now: float) -> None:
-        if self._by_id:
-            self.close(SessionCode.GOAWAY_TIMEOUT, "requests were open when GOAWAY ran out")
-        else:
-            self.close(SessionCode.NO_ERROR, "")
+        self.close(*self.control.expired(bool(self._by_id)))
 
     def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close the session; nothing else is sent."""
@@ -448,45 +369,14 @@ class Session:
         self._held.append((stream_id, data, fin))
 
     def _uni_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
-        if stream_id == self._peer_control_id:
-            self._control_data(data, fin, now)
-        elif not self.data_streams.receive(stream_id, data, fin, now):
-            if self._peer_control_id is not None:
-                raise ProtocolViolation("a second control stream")
-            self._peer_control_id = stream_id
-            self._control_data(self.data_streams.pop_head(stream_id) + data, fin, now)
-
-    def _control_data(self, data: bytes, fin: bool, now: float) -> None:
-        for message in self._control_reader.feed(data):
-            if isinstance(message, messages.Setup):
-                self._take_setup(message, now)
-            elif isinstance(message, messages.Goaway):
-                self._take_goaway(message)
-        if fin:
-            raise ProtocolViolation("the control stream was closed")
-
-    def _take_setup(self, setup: messages.Setup, now: float) -> None:
-        check_setup_options(setup.options, from_client=self.role is Role.SERVER)
-        tokens = self.tokens.process(setup_tokens(setup.options), in_setup=True)
-        self.peer_options = setup.options
-        self.emit(SessionEstablished(setup.options, tokens))
-        held, self._held = self._held, []
-        for stream_id, data, fin in held:
-            self._stream_data(stream_id, data, fin, now)
-
-    def _take_goaway(self, goaway: messages.Goaway, request: Request | None = None) -> None:
-        if request is None:
-            if self._goaway_received:
-                raise ProtocolViolation("a second GOAWAY")
-            self._goaway_received = True
-        else:
-            if request.goaway_received:
-                raise ProtocolViolation("a second GOAWAY on one request stream")
-            request.goaway_received = True
-        if goaway.new_session_uri and self.role is Role.SERVER:
-            raise ProtocolViolation("a client's GOAWAY has a New Session URI")
-        request_id = None if request is None else request.request_id
-        self.emit(GoawayReceived(request_id, goaway.new_session_uri, goaway.timeout_ms))
+        if stream_id != self.control.peers:
+            if self.data_streams.receive(stream_id, data, fin, now):
+                return
+            data = self.data_streams.pop_head(stream_id) + data
+        if self.control.receive(stream_id, data, fin):
+            held, self._held = self._held, []
+            for held_id, held_data, held_fin in held:
+                self._stream_data(held_id, held_data, held_fin, now)
 
     def _accept_stream(self, stream_id: int) -> Request:
         # The kind is known with the first message; until then this only reads.
@@ -500,7 +390,7 @@ class Session:
             if request.request_id < 0:
                 self._begin_request(request, message, now)
             elif isinstance(message, messages.Goaway):
-                self._take_goaway(message, request)
+                self.control.take_goaway(message, request)
             elif request.ours:
                 self.requester.receive(request, message, now)
             else:
@@ -542,7 +432,7 @@ class Session:
 
     def _reset(self, stream_id: int, code: int, now: float) -> None:
         if stream_id & 2:
-            if stream_id == self._peer_control_id:
+            if stream_id == self.control.peers:
                 raise ProtocolViolation("the control stream was reset")
             self.data_streams.reset(stream_id, code)
             return
@@ -555,7 +445,7 @@ class Session:
 
     def _stopped(self, stream_id: int, code: int, now: float) -> None:
         if stream_id & 2:
-            if stream_id == self._control_id:
+            if stream_id == self.control.ours:
                 raise ProtocolViolation("STOP_SENDING for the control stream")
             sender = self._senders.pop(stream_id, None)
             if sender is not None:
@@ -649,29 +539,3 @@ class Session:
         self._senders.clear()
         self._timers.clear()
         self._held.clear()
-
-
-class _IdSet:
-    """Request IDs that were used, kept as one bound and the few that ran ahead of it."""
-
-    MAX_AHEAD = 65536
-
-    def __init__(self) -> None:
-        self._below = 0
-        self._ahead: set[int] = set()
-
-    def add(self, number: int) -> bool:
-        """Add a number; False when it was used already.
-
-        Gaps are legal (§6.4.2.1). Where more numbers run ahead of a gap than are remembered, the
-        gap counts as used.
-        """
-        if number < self._below or number in self._ahead:
-            return False
-        self._ahead.add(number)
-        if len(self._ahead) > self.MAX_AHEAD:
-            self._below = min(self._ahead)
-        while self._below in self._ahead:
-            self._ahead.remove(self._below)
-            self._below += 1
-        return True

@@ -12,7 +12,8 @@ from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCode
 from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
-from kvcs.moqt.session import Role, Session, SessionSettings
+from kvcs.moqt.session import Session
+from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.quic.transport import Transport
 
 _log = structlog.get_logger("kvcs.quic")

@@ -1,0 +1,132 @@
+"""The control streams of a session: SETUP first, then only GOAWAY (MOQT §6.3, §9.1, §9.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import UsageError
+from kvcs.moqt import messages
+from kvcs.moqt.actions import Send
+from kvcs.moqt.errors import ProtocolViolation, SessionCode
+from kvcs.moqt.events import GoawayReceived, SessionEstablished
+from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
+from kvcs.moqt.requests import Request
+from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.moqt.tokens import Token
+from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
+
+if TYPE_CHECKING:
+    from kvcs.moqt.session import Session
+
+_FIRST = frozenset({TYPE_IDS[messages.Setup]})
+_LATER = frozenset({TYPE_IDS[messages.Goaway]})
+
+
+def setup_options(role: Role, settings: SessionSettings) -> KeyValues:
+    """Setup Options that an endpoint of ``role`` sends (§9.1)."""
+    options: list[tuple[int, int | bytes]] = []
+    if role is Role.CLIENT and settings.authority:
+        options.append((SetupOption.PATH, settings.path.encode()))
+        options.append((SetupOption.AUTHORITY, settings.authority.encode()))
+    for value in settings.tokens:
+        options.append((SetupOption.AUTHORIZATION_TOKEN, Token.use_value(value).write()))
+    if settings.max_auth_token_cache_size:
+        options.append((SetupOption.MAX_AUTH_TOKEN_CACHE_SIZE, settings.max_auth_token_cache_size))
+    options.append((SetupOption.MAX_FILTER_RANGES, settings.max_filter_ranges))
+    options.append((SetupOption.MOQT_IMPLEMENTATION, settings.implementation.encode()))
+    options.append((SetupOption.MAX_REQUEST_UPDATES, settings.max_request_updates))
+    return KeyValues.of(options)
+
+
+class ControlStreams:
+    """Our control stream and the peer's.
+
+    Args:
+        session: the session that they belong to.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.ours: int | None = None
+        """Stream ID of our control stream, once it is open."""
+        self.peers: int | None = None
+        """Stream ID of the peer's control stream, once it has begun."""
+        self.peer_options: KeyValues | None = None
+        """Setup Options of the peer, once they are there."""
+        self.goaway_sent = False
+        self._reader = MessageReader(_FIRST, _LATER)
+        self._goaway_received = False
+
+    def open(self, stream_id: int) -> Send:
+        """Our control stream begins with SETUP."""
+        self.ours = stream_id
+        options = setup_options(self._session.role, self._session.settings)
+        return Send(stream_id, (encode_message(messages.Setup(options)),))
+
+    def goaway(self, new_session_uri: str, timeout_ms: int) -> Send | None:
+        """GOAWAY, once; None where it cannot go out.
+
+        Raises:
+            UsageError: a client names a New Session URI.
+        """
+        if self.goaway_sent or self.ours is None:
+            return None
+        if new_session_uri and self._session.role is Role.CLIENT:
+            raise UsageError("a client's GOAWAY has no New Session URI")
+        self.goaway_sent = True
+        message = messages.Goaway(new_session_uri, timeout_ms)
+        return Send(self.ours, (encode_message(message),))
+
+    def receive(self, stream_id: int, data: bytes, fin: bool) -> bool:
+        """Octets of the peer's control stream.
+
+        Returns:
+            Whether they completed the peer's SETUP.
+
+        Raises:
+            SessionError: it is a second control stream, or a message breaks a rule, or it ended.
+        """
+        if self.peers is None:
+            self.peers = stream_id
+        elif stream_id != self.peers:
+            raise ProtocolViolation("a second control stream")
+        established = False
+        for message in self._reader.feed(data):
+            if isinstance(message, messages.Setup):
+                self._take_setup(message)
+                established = True
+            elif isinstance(message, messages.Goaway):
+                self.take_goaway(message)
+        if fin:
+            raise ProtocolViolation("the control stream was closed")
+        return established
+
+    def _take_setup(self, setup: messages.Setup) -> None:
+        session = self._session
+        check_setup_options(setup.options, from_client=session.role is Role.SERVER)
+        tokens = session.tokens.process(setup_tokens(setup.options), in_setup=True)
+        self.peer_options = setup.options
+        session.emit(SessionEstablished(setup.options, tokens))
+
+    def take_goaway(self, goaway: messages.Goaway, request: Request | None = None) -> None:
+        """A GOAWAY of the peer, for the session or for one request (§9.2).
+
+        Raises:
+            ProtocolViolation: it is the second one there, or a client names a New Session URI.
+        """
+        if request is None:
+            repeated, self._goaway_received = self._goaway_received, True
+        else:
+            repeated, request.goaway_received = request.goaway_received, True
+        if repeated:
+            raise ProtocolViolation("a second GOAWAY")
+        if goaway.new_session_uri and self._session.role is Role.SERVER:
+            raise ProtocolViolation("a client's GOAWAY has a New Session URI")
+        request_id = None if request is None else request.request_id
+        self._session.emit(GoawayReceived(request_id, goaway.new_session_uri, goaway.timeout_ms))
+
+    def expired(self, requests_open: bool) -> tuple[int, str]:
+        """Session code and reason when the time of our GOAWAY is over (§9.2)."""
+        if requests_open:
+            return SessionCode.GOAWAY_TIMEOUT, "requests were open when GOAWAY ran out"
+        return SessionCode.NO_ERROR, ""

@@ -1,0 +1,65 @@
+"""What one endpoint says in SETUP, and what it holds of its peer at most (MOQT §6.3, §9.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvcs.moqt.receiving import EarlyLimits
+
+DRAFT = 22
+"""The draft of MOQT that we speak."""
+
+ALPN = f"moqt-{DRAFT}"
+"""TLS ALPN of the draft (§6.2)."""
+
+
+class Role(Enum):
+    """Which side opened the connection."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What one endpoint says in SETUP, and what it holds of a peer at most."""
+
+    path: str = ""
+    """PATH: path-abempty of the `moqt` URI, with `?query`; client only."""
+
+    authority: str = ""
+    """AUTHORITY: host[:port] of the `moqt` URI; client only. Without it PATH is not sent either."""
+
+    implementation: str = "kvcs"
+    """MOQT_IMPLEMENTATION."""
+
+    tokens: tuple[bytes, ...] = ()
+    """Values of AUTHORIZATION_TOKENs for the whole session (type 0, used once each)."""
+
+    max_filter_ranges: int = 16
+    """MAX_FILTER_RANGES we accept per subscription or fetch."""
+
+    max_request_updates: int = 16
+    """MAX_REQUEST_UPDATES we accept without answer on one request stream."""
+
+    max_auth_token_cache_size: int = 0
+    """MAX_AUTH_TOKEN_CACHE_SIZE: octets of token aliases we keep for the peer."""
+
+    max_peer_requests: int = 4096
+    """Requests of the peer that may be open at a time; more are refused with EXCESSIVE_LOAD."""
+
+    max_concurrent_fetches: int = 16
+    """FETCHes of the peer that may run at a time; more are refused with EXCESSIVE_LOAD."""
+
+    max_namespaces: int = 65536
+    """Namespaces remembered of one SUBSCRIBE_NAMESPACE of ours."""
+
+    done_delay: float = 0.3
+    """Seconds between SUBSCRIBE_OK or the last stream and PUBLISH_DONE: some peers lose what
+    follows a PUBLISH_DONE in the same flight."""
+
+    stream_wait: float = 2.0
+    """Seconds that a subscriber waits for streams that PUBLISH_DONE has overtaken."""
+
+    early: EarlyLimits = field(default_factory=EarlyLimits)

@@ -1,0 +1,218 @@
+"""Objects at rest: what a store keeps of each, and the octets that it may keep (MOQT §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from kvcs.errors import StoreFull
+from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.objects import ObjectHeader
+
+OBJECT_BOOKKEEPING_OCTETS = 640
+"""What one stored Object costs beside its payload (measured: slots, header, views, index)."""
+
+UNLIMITED = 2**63
+"""A budget that never fills, for a Track that is bounded elsewhere."""
+
+
+class Watcher(Protocol):
+    """Whoever waits for more octets of an Object, or for a range to become known."""
+
+    def wake(self) -> None:
+        """What was waited for may be there now."""
+
+
+class StoreBudget:
+    """Octets that several Tracks share, bookkeeping included.
+
+    Args:
+        limit: most octets held.
+        make_room: called with the octets wanted when they do not fit; frees what it can.
+    """
+
+    def __init__(self, limit: int, make_room: Callable[[int], None] | None = None) -> None:
+        self.limit = limit
+        self.used = 0
+        self._make_room = make_room
+        self._tick = 0
+
+    def tick(self) -> int:
+        """A number that grows with each use, to tell which Group was used least recently."""
+        self._tick += 1
+        return self._tick
+
+    def reserve(self, octets: int) -> None:
+        """Take ``octets`` from the budget.
+
+        Raises:
+            StoreFull: they do not fit and nothing could be freed.
+        """
+        if self.used + octets > self.limit and self._make_room is not None:
+            self._make_room(self.used + octets - self.limit)
+        if self.used + octets > self.limit:
+            raise StoreFull(
+                f"{octets} octets do not fit: {self.used} of {self.limit} are in use and nothing"
+                " can be freed; raise the store's limit or close finished publications"
+            )
+        self.used += octets
+
+    def release(self, octets: int) -> None:
+        """Give ``octets`` back."""
+        self.used -= octets
+
+
+class StoredObject:
+    """One Object with its payload, whole or still arriving."""
+
+    __slots__ = ("_watchers", "born", "continues", "failed", "header", "parts", "received")
+
+    def __init__(
+        self, header: ObjectHeader, parts: tuple[memoryview, ...], received: int, born: float
+    ) -> None:
+        self.header = header
+        self.parts = parts
+        """Views that together hold ``header.payload_length`` octets."""
+        self.received = received
+        """Payload octets that are there, from the start."""
+        self.born = born
+        """When its first octet came, in the caller's clock (MAX_CACHE_DURATION counts from it)."""
+        self.failed = False
+        """Whether the rest will never come (its stream was reset)."""
+        self.continues = False
+        """Whether it directly follows the Object before it in its Subgroup (§7, next object)."""
+        self._watchers: list[Watcher] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every payload octet is there."""
+        return self.received == self.header.payload_length
+
+    @property
+    def octets(self) -> int:
+        """What the Object costs in the store."""
+        return self.header.payload_length + OBJECT_BOOKKEEPING_OCTETS
+
+    def write(self, data: memoryview) -> None:
+        """Append payload octets that arrived: the one copy of the receiving path."""
+        end = self.received + len(data)
+        self.parts[0][self.received : end] = data
+        self.received = end
+        self._notify()
+
+    def fail(self) -> None:
+        """Mark that the rest will never come."""
+        self.failed = True
+        self._notify()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Wake ``watcher`` once, when more octets are there or none will come."""
+        if self._watchers is None:
+            self._watchers = []
+        self._watchers.append(watcher)
+
+    def _notify(self) -> None:
+        watchers, self._watchers = self._watchers, None
+        for watcher in watchers or ():
+            watcher.wake()
+
+    def views(self, offset: int, limit: int) -> Iterator[memoryview]:
+        """Payload octets from ``offset``, at most ``limit`` and what has been received."""
+        left = min(limit, self.received - offset)
+        for part in self.parts:
+            if left <= 0:
+                return
+            size = len(part)
+            if offset >= size:
+                offset -= size
+                continue
+            view = part[offset : offset + left]
+            yield view
+            left -= len(view)
+            offset = 0
+
+    def same_start(self, offset: int, data: memoryview) -> bool:
+        """Whether ``data`` equals the stored payload at ``offset``, as far as it is there."""
+        position = 0
+        for view in self.views(offset, len(data)):
+            if view != data[position : position + len(view)]:
+                return False
+            position += len(view)
+        return True
+
+
+class Subgroup:
+    """Objects of one Subgroup in the order in which they were published or came live."""
+
+    __slots__ = (
+        "end_of_group",
+        "finished",
+        "from_start",
+        "group_id",
+        "has_properties",
+        "objects",
+        "priority",
+        "reset_code",
+        "subgroup_id",
+    )
+
+    def __init__(self, group_id: int, subgroup_id: int, priority: int) -> None:
+        self.group_id = group_id
+        self.subgroup_id = subgroup_id
+        self.priority = priority
+        self.objects: list[StoredObject] = []
+        self.from_start = False
+        """Whether ``objects[0]`` is the first Object ever published in the Subgroup."""
+        self.end_of_group = False
+        self.has_properties = False
+        self.finished = False
+        """Whether the last Object is there (FIN)."""
+        self.reset_code: int | None = None
+        """Set when the Subgroup's stream was reset; a new stream clears it."""
+
+
+class Group:
+    """Objects of one Group, by Object ID."""
+
+    __slots__ = ("final", "group_id", "object_ids", "objects", "octets", "subgroups", "used")
+
+    def __init__(self, group_id: int) -> None:
+        self.group_id = group_id
+        self.objects: dict[int, StoredObject] = {}
+        self.object_ids: list[int] = []
+        self.subgroups: dict[int, Subgroup] = {}
+        self.final: int | None = None
+        """Largest Object ID that can exist, once known."""
+        self.octets = 0
+        self.used = 0
+        """Tick of the last use, for eviction."""
+
+
+class DuplicateObject:
+    """Compares an Object that came again with the stored one (§12.1, condition 6)."""
+
+    __slots__ = ("_offset", "_stored")
+
+    def __init__(self, stored: StoredObject) -> None:
+        self._stored = stored
+        self._offset = 0
+
+    def write(self, data: memoryview) -> None:
+        """Compare the next octets.
+
+        Raises:
+            MalformedTrack: they differ from the stored payload.
+        """
+        if not self._stored.same_start(self._offset, data):
+            raise MalformedTrack(f"two payloads at {self._stored.header.location}")
+        self._offset += len(data)
+
+    def fail(self) -> None:
+        """The second copy ended early; the stored one stands."""
+
+
+def arriving(header: ObjectHeader, now: float) -> StoredObject:
+    """An Object whose payload is to come, with room for it."""
+    if header.payload_length == 0:
+        return StoredObject(header, (), 0, now)
+    return StoredObject(header, (memoryview(bytearray(header.payload_length)),), 0, now)

@@ -1,0 +1,1 @@
+"""A virtual network and builders, for our tests and for those of our users."""

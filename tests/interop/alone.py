@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from tests.certificates import write_pem
 from tests.interop import objects, peer
-from tests.interop.pem import make_pem_files
 from tests.interop.processes import Process
 from tests.interop.scenario import Stage
 
@@ -34,33 +34,29 @@ async def live(stage: Stage) -> dict[str, Any]:
     for track in TRACKS:
         await subscriber.wait_event("accepted", track=track)
         await publisher.wait_event("subscribed", track=track)
-    await publisher.send_line("end")
-    await publisher.wait_event("published")
-    await publisher.send_line("done")
+    await peer.command(publisher, "end")
+    await peer.command(publisher, "done")
     return await _outcome(stage, subscriber)
 
 
 async def join(stage: Stage) -> dict[str, Any]:
     """Subscribe in the middle of a group, so that fill and subscription meet inside it."""
     url, publisher = await _publisher(stage)
-    await publisher.send_line("publish 1 1")
-    await publisher.wait_event("published")
+    await peer.command(publisher, "publish 1 1")
     subscriber = await stage.start(_subscriber(stage, url))
     for track in TRACKS:
         await subscriber.wait_event("accepted", track=track)
         await publisher.wait_event("subscribed", track=track)
         await subscriber.wait_event("fill", track=track)
-    await publisher.send_line("end")
-    await publisher.wait_event("published", largest={track: [GROUPS, 0] for track in TRACKS})
-    await publisher.send_line("done")
+    await peer.command(publisher, "end")
+    await peer.command(publisher, "done")
     return await _outcome(stage, subscriber)
 
 
 async def fetch(stage: Stage) -> dict[str, Any]:
     """FETCH two groups in the middle of a track that is published already."""
     url, publisher = await _publisher(stage)
-    await publisher.send_line("end")
-    await publisher.wait_event("published")
+    await peer.command(publisher, "end")
     options = ("--start-group", "1", "--end-group", "2", "--save", str(stage.directory / "saved"))
     subscriber = await stage.start(
         peer.subscribe(
@@ -78,7 +74,7 @@ async def fetch(stage: Stage) -> dict[str, Any]:
 async def wrong_ca(stage: Stage) -> dict[str, Any]:
     """Connect to the relay while trusting another CA."""
     url = await stage.peer_relay()
-    other = make_pem_files(stage.directory / "other")
+    other = write_pem(stage.directory / "other")
     spec = peer.subscribe(url, ca=other.ca, namespace=NAMESPACE, tracks=TRACKS)
     finished = await (await stage.start(spec)).collect()
     return {"exit": finished.returncode, "events": finished.events}

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.interop.processes import ProcessSpec
+from tests.interop.processes import Process, ProcessSpec
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
@@ -177,7 +177,6 @@ def _run(command: Sequence[str]) -> None:
 # --- its programs ---------------------------------------------------------------------------
 
 RELAY_READY = r"Listening on all interfaces, UDP port \d+"
-SCRIPT_READY = r'"event": "connected"'
 
 
 def relay(
@@ -225,11 +224,25 @@ def publish(
 ) -> ProcessSpec:
     """Describe the peer as publisher of the object tree in ``source`` (see ``objects``).
 
-    It announces the namespace and then obeys lines on its standard input; the script's own
-    text lists them and the events it prints.
+    It prints ``announced`` and then obeys commands (see ``command``); the script's own text
+    lists them and the events it prints. It cannot write an object of 4 MiB or more.
+
+    Give the command ``done`` only when the subscriber has its fill: in the peer's relay a
+    PUBLISH_DONE overtakes a fill, and its subscriber then has nothing and calls the fill clean.
     """
     argv = [url, "--ca", str(ca), "--namespace", namespace_argument(namespace)]
     return _script(name, "peer_publish.py", [*argv, "--source", str(source)])
+
+
+async def command(publisher: Process, line: str) -> None:
+    """Have the peer's publisher carry out ``line`` and wait until it has.
+
+    Raises:
+        ProcessFailed: If it ends or does not answer.
+    """
+    obeyed = sum(said["event"] == "obeyed" for said in publisher.events)
+    await publisher.send_line(line)
+    await publisher.wait_event("obeyed", number=obeyed + 1)
 
 
 def subscribe(

@@ -29,8 +29,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
+from tests.certificates import PemFiles, write_pem
 from tests.interop import isolation, peer
-from tests.interop.pem import PemFiles, make_pem_files
 from tests.interop.processes import Process, ProcessSpec
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ class Stage:
         self.directory = directory
         """Empty at first, removed at the end."""
 
-        self.pem: PemFiles = make_pem_files(directory / "pem")
+        self.pem: PemFiles = write_pem(directory / "pem")
         """A CA, and a certificate of it for localhost and 127.0.0.1, with its key."""
 
         self._ports = iter(range(FIRST_PORT, 65536))
@@ -91,7 +91,7 @@ class Stage:
         port = self.port()
         spec = peer.relay(
             port=port,
-            certificate=self.pem.certificate,
+            certificate=self.pem.cert,
             key=self.pem.key,
             upstream=upstream,
             options=options,

@@ -15,7 +15,8 @@ takes the namespace back; ``close``, or the end of the input, closes the session
 Events, one a line: ``connected``; ``announced``; ``subscribed`` {track, request, forward, fill,
 largest}; ``updated`` {track, request, forward, fill}; ``fetched`` {track, request};
 ``cancelled`` {track, request}; ``refused`` {track, request}; ``published`` {largest: {track:
-[group, object] or null}}; ``done`` {track, request, streams}; ``withdrawn``; ``closed``.
+[group, object] or null}}; ``done`` {track, request, streams}; ``withdrawn``; ``obeyed`` {number},
+after each command; ``closed``.
 """
 
 import argparse
@@ -232,9 +233,12 @@ async def main(arguments: argparse.Namespace) -> int:
             namespace=publisher.namespace, parameters={}, wait_response=True
         )
         say("announced")
+        number = 0
         while line := await lines.readline():
             if not await publisher.command(session, line.decode().split()):
                 break
+            number += 1
+            say("obeyed", number=number)
     say("closed")
     return int(EXIT_OK)
 

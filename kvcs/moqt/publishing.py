@@ -275,8 +275,7 @@ class SubscriptionDelivery:
         if self.ended:
             return
         self.ended = True
-        if self in self.track.listeners:
-            self.track.listeners.remove(self)
+        self.track.leave(self)
         for sender in self.open_senders():
             self.host.reset_sender(sender, code)
         self._senders.clear()

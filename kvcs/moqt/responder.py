@@ -351,8 +351,7 @@ class Responder:
         """The session is over: leave every Track."""
         for delivery in list(self._subscriptions.values()):
             delivery.ended = True
-            if delivery in delivery.track.listeners:
-                delivery.track.listeners.remove(delivery)
+            delivery.track.leave(delivery)
         for sender in self._fetches.values():
             sender.closed = True
         self._subscriptions.clear()

@@ -194,6 +194,11 @@ class Session:
         """The oldest event that was not taken yet."""
         return self._events.popleft() if self._events else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether no control message of ours waits to be handed over."""
+        return not self._outbox and not self._waiting
+
     def next_timer(self) -> float | None:
         """When `receive_timer` wants to be called, in the caller's clock."""
         if self.closed:

@@ -9,7 +9,7 @@ however many read them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvcs.errors import UsageError
@@ -84,6 +84,8 @@ class Track:
         self.known = LocationSet()
         self.groups: dict[int, Group] = {}
         self.listeners: list[TrackListener] = []
+        self.on_unfollowed: Callable[[], None] | None = None
+        """Called when the last listener has left."""
         self._group_ids: list[int] = []
         self._watchers: list[Watcher] = []
 
@@ -268,6 +270,13 @@ class Track:
             watcher.wake()
 
     # Leaving
+
+    def leave(self, listener: TrackListener) -> None:
+        """A listener no longer follows the Track; quiet when it has left already."""
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+            if not self.listeners and self.on_unfollowed is not None:
+                self.on_unfollowed()
 
     def evict_group(self, group_id: int) -> int:
         """Drop a Group; its Objects become unknown, never non-existent (§7).

@@ -14,6 +14,7 @@ from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCod
 from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.quic.origin import Origin
 from kvcs.quic.transport import Transport
 
 _log = structlog.get_logger("kvcs.quic")
@@ -75,6 +76,9 @@ class Connection:
         self._closed_event: events.SessionClosed | None = None
         self._established = asyncio.Event()
         self._transport_gone = asyncio.Event()
+        self._pumped = asyncio.Event()
+        self.origin = Origin()
+        """What this process publishes on the session; offered to the peer by `Origin.attach`."""
         self._pump_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
@@ -169,6 +173,12 @@ class Connection:
         if callback in self._on_closed:
             self._on_closed.remove(callback)
 
+    async def drain(self) -> None:
+        """Wait until the peer has acknowledged what was handed over so far, or the session ends."""
+        while self.is_open and not (self.core.idle and self.transport.unacknowledged() == 0):
+            self._pumped.clear()
+            await self._pumped.wait()
+
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close the session and wait until the transport is gone, which it always is soon."""
         if self.is_open:
@@ -241,6 +251,7 @@ class Connection:
             self._pumping = False
         self.transport.flush()
         self._arm()
+        self._pumped.set()
 
     def _perform_actions(self) -> None:
         transport, core, now = self.transport, self.core, self.now
@@ -365,6 +376,7 @@ class Connection:
         else:
             self._log.warning("session_closed", **facts)
         self._established.set()
+        self._pumped.set()
         for future in list(self._replies.values()):
             if not future.done():
                 future.set_exception(self.close_error())

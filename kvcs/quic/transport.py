@@ -16,10 +16,10 @@ class Transport(Protocol):
     """
 
     def octets(self) -> int:
-        """Octets of Object data that may be handed over now (unsent and unacknowledged are bounded)."""
+        """Octets of Object data that may go now; what waits in the library is bounded."""
 
     def stream_octets(self, stream_id: int) -> int:
-        """Octets that the peer's flow control lets this stream send, beyond what it already holds."""
+        """Octets that the peer's flow control lets this stream send, beyond what it holds."""
 
     def uni_streams(self) -> int:
         """Unidirectional streams that may be opened now within the peer's stream credit."""
@@ -35,6 +35,9 @@ class Transport(Protocol):
 
     def stop_sending(self, stream_id: int, code: int) -> None:
         """Ask the peer to end its sending direction; quiet when it has ended already."""
+
+    def unacknowledged(self) -> int:
+        """Stream octets handed over that the peer has not acknowledged; `close` loses them."""
 
     def send_datagram(self, data: bytes) -> None:
         """Send one unreliable datagram; too large ones are dropped."""

@@ -1,0 +1,266 @@
+"""Opening sessions: `connect` to a relay or publisher, `listen` and `serve` for others to come."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+
+from kvcs.errors import UsageError
+from kvcs.moqt.errors import SessionCode
+from kvcs.moqt.events import Event
+from kvcs.moqt.settings import ALPN, Role, SessionSettings
+from kvcs.moqt.uri import MoqtUri, parse_uri
+from kvcs.quic.aioquic_backend import AioquicListener, QuicSettings, connect_quic, listen_quic
+from kvcs.quic.connection import Connection
+from kvcs.quic.origin import Origin
+from kvcs.quic.transport import Transport, TransportReceiver
+
+_log = structlog.get_logger("kvcs.quic")
+
+Path = str | os.PathLike[str]
+Observer = Callable[[Connection, Event], None]
+
+RELAY_PORT = 4433
+"""Port on which our relay listens by default."""
+
+DRAIN_SECONDS = 5.0
+"""Longest wait for acknowledgements when a session is closed in good order."""
+
+
+def implementation() -> str:
+    """MOQT_IMPLEMENTATION: name and version only (§9.1)."""
+    try:
+        return f"kvcs {version('kvcs')}"
+    except PackageNotFoundError:  # run from a tree that is not installed
+        return "kvcs"
+
+
+def token_octets(token: str | bytes | None) -> tuple[bytes, ...]:
+    """A token as SETUP carries it: octets as they are, text as base64url.
+
+    Raises:
+        UsageError: the text is not base64url. The message does not repeat it.
+    """
+    if token is None:
+        return ()
+    if isinstance(token, bytes):
+        return (token,)
+    text = token.strip()
+    try:
+        return (base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True),)
+    except (binascii.Error, ValueError):
+        raise UsageError("the token is not base64url text") from None
+
+
+async def open_connection(
+    url: str | MoqtUri,
+    *,
+    ca: Path | bytes | None = None,
+    token: str | bytes | None = None,
+    verify: bool = True,
+    session: SessionSettings | None = None,
+    quic: QuicSettings | None = None,
+    observer: Observer | None = None,
+) -> Connection:
+    """Open a session and wait for the peer's SETUP; the caller closes it. See `connect`."""
+    uri = parse_uri(url) if isinstance(url, str) else url
+    settings = replace(
+        session or SessionSettings(),
+        path=uri.path,
+        authority=uri.authority,
+        implementation=implementation(),
+        tokens=token_octets(token),
+    )
+    quic = replace(quic or QuicSettings(), alpn=(ALPN,))
+    made: list[Connection] = []
+
+    def receiver(transport: Transport) -> TransportReceiver:
+        made.append(Connection(transport, Role.CLIENT, settings, peer=str(uri), observer=observer))
+        return made[-1]
+
+    await connect_quic(
+        uri.host, uri.port, receiver_factory=receiver, ca=ca, verify=verify, settings=quic
+    )
+    connection = made[-1]
+    connection.origin.attach(connection)
+    try:
+        async with asyncio.timeout(quic.connect_timeout):
+            await connection.established()
+    except BaseException:
+        await connection.close(SessionCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
+        raise
+    return connection
+
+
+@asynccontextmanager
+async def connect(
+    url: str | MoqtUri,
+    *,
+    ca: Path | bytes | None = None,
+    token: str | bytes | None = None,
+    verify: bool = True,
+    session: SessionSettings | None = None,
+    quic: QuicSettings | None = None,
+) -> AsyncIterator[Connection]:
+    """Open a session with a relay or publisher; leaving the context closes it.
+
+    Args:
+        url: ``moqt://host:port/path``; port 443 where none is named.
+        ca: trusted authorities, a PEM file or its octets; certifi's where None.
+        token: authorization for the whole session: octets, or base64url text.
+        verify: False accepts any certificate: for tests on one machine only.
+        session: limits and options of the session.
+        quic: settings of the transport.
+
+    Yields:
+        The `Connection`, once the peer's SETUP is there.
+
+    Raises:
+        UsageError: the URL, the token or a setting cannot be used.
+        CertificateError: the peer's certificate does not verify.
+        ConnectionFailed: nobody answered in time.
+        ConnectionClosed: the peer closed before its SETUP.
+    """
+    connection = await open_connection(
+        url, ca=ca, token=token, verify=verify, session=session, quic=quic
+    )
+    try:
+        yield connection
+        await _drain(connection)
+    finally:
+        await connection.close()
+
+
+async def _drain(connection: Connection) -> None:
+    """Let the peer acknowledge what was sent, for a bounded time."""
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            await connection.drain()
+    except TimeoutError:
+        _log.warning("closed_with_octets_unacknowledged", peer=connection.peer)
+
+
+class Server:
+    """A listening endpoint; what `serve` gives. Publisher works on it as on a session.
+
+    Args:
+        session: settings of every session.
+        observer: told every event of every session; a relay's way to see them all.
+        offer: whether what `origin` publishes is offered on every session.
+    """
+
+    def __init__(
+        self,
+        session: SessionSettings | None = None,
+        *,
+        observer: Observer | None = None,
+        offer: bool = True,
+    ) -> None:
+        self.origin = Origin()
+        """What is published here."""
+        self._settings = replace(session or SessionSettings(), implementation=implementation())
+        self._observer = observer
+        self._offer = offer
+        self._listener: AioquicListener | None = None
+        self._connections: set[Connection] = set()
+
+    async def start(
+        self, host: str, port: int, *, cert: Path, key: Path, quic: QuicSettings | None = None
+    ) -> None:
+        """Listen on an address; see `listen_quic` for what it raises."""
+        quic = replace(quic or QuicSettings(), alpn=(ALPN,))
+        self._listener = await listen_quic(
+            host, port, receiver_factory=self._accept, cert=cert, key=key, settings=quic
+        )
+
+    @property
+    def host(self) -> str:
+        """Address that this listens on."""
+        return self._started().host
+
+    @property
+    def port(self) -> int:
+        """UDP port that this listens on."""
+        return self._started().port
+
+    @property
+    def url(self) -> str:
+        """Where clients on this network connect."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"moqt://{host}:{self.port}"
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Sessions that are open."""
+        return tuple(self._connections)
+
+    async def drain(self) -> None:
+        """Wait until every peer has acknowledged what was sent to it."""
+        for connection in self.connections:
+            await connection.drain()
+
+    async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
+        """Close every session and give the port back; always ends soon."""
+        if self._listener is not None:
+            await self._listener.close(code, reason)
+
+    def _started(self) -> AioquicListener:
+        if self._listener is None:
+            raise UsageError("the server is not started")
+        return self._listener
+
+    def _accept(self, transport: Transport) -> TransportReceiver:
+        connection = Connection(transport, Role.SERVER, self._settings, observer=self._observer)
+        self._connections.add(connection)
+        connection.on_closed(lambda: self._connections.discard(connection))
+        if self._offer:
+            self.origin.attach(connection)
+        return connection
+
+
+@asynccontextmanager
+async def serve(
+    host: str,
+    port: int = RELAY_PORT,
+    *,
+    cert: Path,
+    key: Path,
+    session: SessionSettings | None = None,
+    quic: QuicSettings | None = None,
+) -> AsyncIterator[Server]:
+    """Listen for subscribers: a Publisher for two machines without a relay.
+
+    Args:
+        host: address to bind.
+        port: UDP port; 0 takes a free one.
+        cert: PEM file with the certificate chain.
+        key: PEM file with the private key.
+        session: limits and options of every session.
+        quic: settings of the transport.
+
+    Yields:
+        The `Server`, listening.
+
+    Raises:
+        ConnectionFailed: the address cannot be bound.
+        FileError: certificate or key cannot be used.
+    """
+    server = Server(session)
+    await server.start(host, port, cert=cert, key=key, quic=quic)
+    try:
+        yield server
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await server.drain()
+        except TimeoutError:
+            _log.warning("closed_with_octets_unacknowledged", peer=server.url)
+    finally:
+        await server.close()

@@ -149,7 +149,9 @@ def convert(array: Array, dtype: str | np.dtype[Any] | type[Any], *, bits: bool 
     if target == own:
         return array
     if target.name in _WIDENINGS.get(own.name, ()):
-        return array.astype(target)
+        # NaNs of narrow types may raise the processor's flag; they stay NaNs.
+        with np.errstate(invalid="ignore"):
+            return array.astype(target)
     if target.kind in "iu" and target == _BITS.get(own.itemsize):
         raise UsageError(
             f"{target.name} would reread the bits of {own.name}; say bits=True if that is meant"

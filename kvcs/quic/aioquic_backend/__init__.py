@@ -1,0 +1,22 @@
+"""QUIC over aioquic: the only room that imports it.
+
+transport = await connect_quic("relay.example", 4433, receiver_factory=..., ca="ca.pem")
+listener = await listen_quic("127.0.0.1", 4433, receiver_factory=..., cert=..., key=...)
+"""
+
+from __future__ import annotations
+
+from kvcs.quic.aioquic_backend.client import connect_quic
+from kvcs.quic.aioquic_backend.driver import Negotiated
+from kvcs.quic.aioquic_backend.server import AioquicListener, listen_quic
+from kvcs.quic.aioquic_backend.settings import QuicSettings
+from kvcs.quic.aioquic_backend.transport import AioquicTransport
+
+__all__ = [
+    "AioquicListener",
+    "AioquicTransport",
+    "Negotiated",
+    "QuicSettings",
+    "connect_quic",
+    "listen_quic",
+]

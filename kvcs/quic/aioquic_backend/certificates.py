@@ -1,0 +1,144 @@
+"""Certificates and keys from files, checked before a handshake needs them."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from os import PathLike, fspath
+from typing import Final
+
+import structlog
+from aioquic.quic.configuration import QuicConfiguration
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from kvcs.errors import FileError
+from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
+
+log = structlog.stdlib.get_logger("kvcs.quic")
+
+Path = str | PathLike[str]
+
+ServerKey = (
+    rsa.RSAPrivateKey
+    | ec.EllipticCurvePrivateKey
+    | ed25519.Ed25519PrivateKey
+    | ed448.Ed448PrivateKey
+)
+
+ServerPublicKey = (
+    rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | ed448.Ed448PublicKey
+)
+
+CURVES: Final = (ec.SECP256R1, ec.SECP384R1)
+"""Elliptic curves that the library signs a handshake with."""
+
+
+def client_configuration(
+    settings: QuicSettings, *, server_name: str, ca: Path | bytes | None, verify: bool
+) -> QuicConfiguration:
+    """Configure a client that trusts `ca`: PEM octets, a PEM file, or None for certifi's store.
+
+    Raises:
+        FileError: `ca` cannot be read or holds no certificate.
+    """
+    configuration = _configuration(settings, is_client=True)
+    configuration.server_name = server_name
+    configuration.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
+    if ca is not None:
+        configuration.cadata = _authorities(ca)
+    return configuration
+
+
+def server_configuration(settings: QuicSettings, *, cert: Path, key: Path) -> QuicConfiguration:
+    """Configure a server with a PEM certificate chain, its own first, and the PEM key to it.
+
+    Raises:
+        FileError: a file cannot be read, is of another kind, or the two do not belong together.
+    """
+    chain = _certificates(_read(cert, "certificate"), f"certificate {fspath(cert)}")
+    private_key = _private_key(key)
+    if _public_octets(private_key.public_key()) != _public_octets(_public_key(chain[0], cert)):
+        raise FileError(
+            f"key {fspath(key)} does not belong to certificate {fspath(cert)}: pass the key that "
+            "the certificate was made with"
+        )
+    expires = chain[0].not_valid_after_utc
+    if expires < datetime.datetime.now(datetime.UTC):
+        log.warning("certificate_expired", certificate=fspath(cert), expired=str(expires))
+    configuration = _configuration(settings, is_client=False)
+    configuration.certificate = chain[0]
+    configuration.certificate_chain = chain[1:]
+    configuration.private_key = private_key
+    return configuration
+
+
+def _configuration(settings: QuicSettings, *, is_client: bool) -> QuicConfiguration:
+    return QuicConfiguration(
+        alpn_protocols=list(settings.alpn),
+        idle_timeout=settings.idle_timeout,
+        is_client=is_client,
+        max_data=settings.receive_window,
+        max_stream_data=settings.stream_receive_window,
+        max_datagram_size=SMALLEST_DATAGRAM,
+        max_datagram_frame_size=settings.max_datagram_frame_size,
+    )
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as exc:
+        raise FileError(
+            f"cannot read {what} {fspath(path)}: {exc.strerror or exc}; check the path"
+        ) from exc
+
+
+def _certificates(pem: bytes, what: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as exc:
+        raise FileError(f"{what} holds no readable certificate: PEM is expected") from exc
+
+
+def _authorities(ca: Path | bytes) -> bytes:
+    """PEM of the authorities, written anew: the library splits files at bare line ends only."""
+    if isinstance(ca, bytes):
+        certificates = _certificates(ca, "ca")
+    else:
+        certificates = _certificates(_read(ca, "ca"), f"ca {fspath(ca)}")
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
+
+
+def _private_key(path: Path) -> ServerKey:
+    pem = _read(path, "key")
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError as exc:
+        raise FileError(f"key {fspath(path)} is encrypted: store it without a password") from exc
+    except ValueError as exc:
+        raise FileError(f"key {fspath(path)} is not a readable PEM private key") from exc
+    if isinstance(key, ec.EllipticCurvePrivateKey) and not isinstance(key.curve, CURVES):
+        raise FileError(
+            f"key {fspath(path)} is on curve {key.curve.name}: P-256 or P-384 is needed"
+        )
+    if not isinstance(key, ServerKey):
+        raise FileError(f"key {fspath(path)} is of a kind that TLS 1.3 cannot use here")
+    return key
+
+
+def _public_key(certificate: x509.Certificate, path: Path) -> ServerPublicKey:
+    key = certificate.public_key()
+    if not isinstance(key, ServerPublicKey):
+        raise FileError(f"certificate {fspath(path)} has a key that TLS 1.3 cannot use here")
+    return key
+
+
+def _public_octets(key: ServerPublicKey) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

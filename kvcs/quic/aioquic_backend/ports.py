@@ -1,0 +1,71 @@
+"""What a connection needs around it: a wire, a clock and an owner.
+
+A socket and an event loop are one way to give them; a simulated network is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvcs.quic.aioquic_backend.ending import Ending
+
+Address = Any
+"""What the socket module calls an address: a tuple whose form depends on the family."""
+
+
+class Wire(Protocol):
+    """Where a connection's datagrams go."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether what was sent still waits for the socket; nothing more is built meanwhile."""
+
+    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        """Send datagrams, in order; what the network refuses is lost."""
+
+
+class Timer(Protocol):
+    """A call that was arranged for later."""
+
+    def cancel(self) -> None:
+        """Forget the call."""
+
+
+class Clock(Protocol):
+    """Monotonic time and calls at a time, in seconds; an asyncio event loop is one."""
+
+    def time(self) -> float:
+        """Now."""
+
+    def call_at(self, when: float, callback: Callable[[], object], /) -> Timer:
+        """Arrange a call."""
+
+
+class Driven(Protocol):
+    """What an owner sees of a connection."""
+
+    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
+        """Take one datagram; its events wait for `batch_ended`."""
+
+    def batch_ended(self, now: float) -> None:
+        """Deliver the events of the datagrams since the last call, then transmit once."""
+
+    def wire_unblocked(self) -> None:
+        """The wire takes datagrams again."""
+
+
+class Owner(Protocol):
+    """Who holds the socket: a client of one connection, or a listener."""
+
+    def connection_id_issued(self, connection: Driven, connection_id: bytes) -> None:
+        """The peer may address the connection by this, too."""
+
+    def connection_id_retired(self, connection: Driven, connection_id: bytes) -> None:
+        """The peer no longer addresses the connection by this."""
+
+    def handshake_completed(self, connection: Driven) -> None:
+        """The connection can be used; its receiver has been told."""
+
+    def finished(self, connection: Driven, ending: Ending) -> None:
+        """The connection is over; its receiver, if it had one, has been told."""

@@ -1,0 +1,301 @@
+"""The library's connection as the transport drives it: send accounting, the path, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import END_STATES, QuicConnectionState, QuicReceiveContext
+from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.packet_builder import QuicDeliveryState
+from aioquic.quic.stream import QuicStreamSender
+from aioquic.tls import Epoch
+
+from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
+from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
+from kvcs.quic.aioquic_backend.settings import QuicSettings
+
+MAX_REASON_OCTETS: Final = 512
+"""A longer reason might not fit a CONNECTION_CLOSE, and the library raises while it builds it."""
+
+MAX_PENDING_DATAGRAMS: Final = 256
+"""DATAGRAM frames that may wait in the library, whose own queue has no limit."""
+
+SHORT_HEADER_OCTETS: Final = 3
+"""First octet and packet number of a short header, beside the connection ID."""
+
+TAG_OCTETS: Final = 16
+"""What each of TLS 1.3's ciphers adds to a packet."""
+
+
+class Connection(ReceivingConnection):
+    """One QUIC connection with send accounting and bounded receive credit."""
+
+    def __init__(
+        self,
+        *,
+        configuration: QuicConfiguration,
+        settings: QuicSettings,
+        original_destination_connection_id: bytes | None = None,
+    ) -> None:
+        super().__init__(
+            configuration=configuration,
+            settings=settings,
+            original_destination_connection_id=original_destination_connection_id,
+        )
+        self._senders: dict[int, QuicStreamSender] = {}
+        self._held = 0
+        self._data_credit = 0
+        self.peer_closed = False
+        self._loss._pacer = BurstPacer(max_datagram_size=configuration.max_datagram_size)
+
+    # What we may send.
+
+    @property
+    def held(self) -> int:
+        """Stream octets in the library, unsent or unacknowledged, as of the last `measure`."""
+        return self._held
+
+    @property
+    def data_credit(self) -> int:
+        """Octets that the peer's connection window lets us add to what is held."""
+        return self._data_credit
+
+    def measure(self) -> int:
+        """Account for what was acknowledged; returns how many octets since the last call.
+
+        Costs one step for each stream that still holds octets, not for each stream ever opened.
+        """
+        held = unsent = dropped = 0
+        for stream_id, sender in tuple(self._senders.items()):
+            size = sender._buffer_stop - sender._buffer_start
+            if sender._reset_error_code is not None:
+                # Nothing of it is sent again, yet the library keeps it until the reset is heard.
+                sender._buffer = bytearray()
+                dropped += size
+                del self._senders[stream_id]
+            elif not size:
+                del self._senders[stream_id]
+            else:
+                held += size
+                unsent += sender._buffer_stop - sender.highest_offset
+        acknowledged = self._held - held - dropped
+        self._held = held
+        self._data_credit = self._remote_max_data - self._remote_max_data_used - unsent
+        return acknowledged
+
+    def stream_credit(self, stream_id: int) -> int:
+        """Octets that the peer lets one stream take beyond what it holds; 0 when it has ended."""
+        stream = self._streams.get(stream_id)
+        unidirectional = bool(stream_id & 2)
+        if stream is None:
+            if not self._is_ours(stream_id) or stream_id < self._next_stream_id(unidirectional):
+                return 0
+            if stream_id // 4 >= self._remote_streams(unidirectional):
+                return 0
+            if unidirectional:
+                return self._remote_max_stream_data_uni
+            return self._remote_max_stream_data_bidi_remote
+        sender = stream.sender
+        if (
+            stream.is_blocked
+            or sender.is_finished
+            or sender._buffer_fin is not None
+            or sender._reset_error_code is not None
+        ):
+            return 0
+        return max(0, stream.max_stream_data_remote - sender._buffer_stop)
+
+    def streams_credit(self, unidirectional: bool) -> int:
+        """Streams that the peer lets us open now."""
+        opened = self._next_stream_id(unidirectional) // 4
+        return max(0, self._remote_streams(unidirectional) - opened)
+
+    def write(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool) -> None:
+        """Queue octets on a stream, copying them; quiet where the stream was reset or is over.
+
+        Raises:
+            UsageError: the stream is not ours to write, its ID is out of order, or it had a FIN.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if not self._may_open(stream_id):
+                return
+        elif stream.sender._reset_error_code is not None:
+            # The peer's STOP_SENDING is answered by the library before we hear of it.
+            return
+        elif stream.sender._buffer_fin is not None:
+            raise UsageError(f"stream {stream_id} has had its FIN: nothing can follow")
+        if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1):
+            data = data.cast("B")  # the library trusts len(), which counts rows, not octets
+        self.send_stream_data(stream_id, cast(bytes, data), end_stream=fin)
+        size = len(data)
+        if size:
+            self._senders[stream_id] = self._streams[stream_id].sender
+            self._held += size
+            self._data_credit -= size
+
+    def abort_sending(self, stream_id: int, code: int) -> None:
+        """Reset our direction; quiet when it has ended.
+
+        Raises:
+            UsageError: the stream is not ours to reset, or its ID is out of order.
+        """
+        if stream_id in self._streams:
+            if not self._stream_can_send(stream_id):
+                raise UsageError(f"stream {stream_id} belongs to the peer: it cannot be reset")
+        elif not self._may_open(stream_id):
+            return
+        self.reset_stream(stream_id, code)
+
+    def largest_datagram(self) -> int:
+        """Octets that one DATAGRAM frame can carry now; 0 where the peer takes none.
+
+        A larger one would never fit a packet and would block all behind it.
+        """
+        packet = SHORT_HEADER_OCTETS + len(self._peer_cid.cid) + TAG_OCTETS
+        frame = min(self._max_datagram_size - packet, self._remote_max_datagram_frame_size or 0)
+        return max(0, frame - 1 - size_uint_var(max(0, frame)))
+
+    def offer_datagram(self, data: bytes) -> bool:
+        """Queue a DATAGRAM frame; False where it is too large or too many wait."""
+        if len(data) > self.largest_datagram():
+            return False
+        if len(self._datagrams_pending) >= MAX_PENDING_DATAGRAMS:
+            return False
+        self.send_datagram_frame(data)
+        return True
+
+    # The end of the connection.
+
+    @property
+    def close_event(self) -> ConnectionTerminated | None:
+        """Why the connection ends, known before the closing period is over."""
+        return self._close_event
+
+    @property
+    def close_is_pending(self) -> bool:
+        """Whether the next transmission is the CONNECTION_CLOSE."""
+        return self._close_pending
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is received any more."""
+        return self._state in END_STATES
+
+    @property
+    def heard_nothing(self) -> bool:
+        """Whether no packet could be read yet."""
+        return self._state is QuicConnectionState.FIRSTFLIGHT
+
+    def close_application(self, code: int, reason: str) -> None:
+        """Close with an application code."""
+        super().close(code, None, _fitting(reason))
+
+    def close(
+        self, error_code: int = 0, frame_type: int | None = None, reason_phrase: str = ""
+    ) -> None:
+        """Close with a transport error, as the library does when the peer breaks a rule."""
+        if frame_type is None:
+            # For a frame whose type it cannot read it passes none, which means an application code.
+            frame_type = QuicFrameType.PADDING
+        super().close(error_code, frame_type, _fitting(reason_phrase))
+
+    def _handle_connection_close_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        # The event does not tell who closed.
+        open_until_now = self._close_event is None
+        super()._handle_connection_close_frame(context, frame_type, buf)
+        self.peer_closed = self.peer_closed or open_until_now
+
+    # Facts of the path.
+
+    @property
+    def handshake_confirmed(self) -> bool:
+        """Whether both peers are known to be done with the handshake."""
+        return self._handshake_confirmed
+
+    @property
+    def effective_idle_timeout(self) -> float:
+        """Seconds after which silence ends the connection: the smaller of both peers'."""
+        return self._idle_timeout()
+
+    @property
+    def smallest_rtt(self) -> float:
+        """Smallest round trip measured, in seconds; infinite before the first."""
+        return self._loss._rtt_min
+
+    @property
+    def smoothed_rtt(self) -> float | None:
+        """Round trip in seconds; None before the first was measured."""
+        return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
+
+    @property
+    def datagram_size(self) -> int:
+        """Largest UDP payload that is sent now."""
+        return self._max_datagram_size
+
+    def raise_datagram_size(self, size: int) -> None:
+        """Send larger datagrams from now on; pacing and congestion control count in them."""
+        self._max_datagram_size = size
+        self._loss._pacer._max_datagram_size = size
+        cast(Any, self._loss._cc)._max_datagram_size = size
+
+    def probe(self, size: int, now: float, done: Callable[[bool], None]) -> list[tuple[bytes, Any]]:
+        """Build a datagram of exactly `size` octets, to learn whether the path carries it.
+
+        Its loss is no congestion signal (RFC 8899 §3). `done` hears whether it arrived.
+        """
+
+        def delivered(delivery: QuicDeliveryState) -> None:
+            done(delivery == QuicDeliveryState.ACKED)
+
+        builder = ProbeBuilder(
+            host_cid=self.host_cid,
+            is_client=self._is_client,
+            max_datagram_size=size,
+            packet_number=self._packet_number,
+            peer_cid=self._peer_cid.cid,
+            spin_bit=self._spin_bit,
+            version=cast(int, self._version),
+        )
+        builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[Epoch.ONE_RTT])
+        frames = builder.start_frame(QuicFrameType.PING, handler=delivered)
+        frames.push_bytes(bytes(builder.remaining_buffer_space))  # zeros are PADDING frames
+        # Otherwise the probe time-out would count from an older packet and call the probe lost.
+        self._loss._time_of_last_sent_ack_eliciting_packet = now
+        return self._flush_builder(builder, self._network_paths[0], self._peer_cid.cid, now)
+
+    # Which streams are ours.
+
+    def _is_ours(self, stream_id: int) -> bool:
+        return (stream_id & 1 == 0) == self._is_client
+
+    def _next_stream_id(self, unidirectional: bool) -> int:
+        return self.get_next_available_stream_id(is_unidirectional=unidirectional)
+
+    def _remote_streams(self, unidirectional: bool) -> int:
+        return self._remote_max_streams_uni if unidirectional else self._remote_max_streams_bidi
+
+    def _may_open(self, stream_id: int) -> bool:
+        """Whether an unknown stream is the next of ours; False where it is over."""
+        if not self._stream_can_send(stream_id):
+            raise UsageError(f"stream {stream_id} belongs to the peer: nothing can be sent on it")
+        if self._stream_is_discarded(stream_id):
+            return False
+        if not self._is_ours(stream_id):
+            raise UsageError(f"stream {stream_id} has not been opened by the peer")
+        expected = self._next_stream_id(bool(stream_id & 2))
+        if stream_id != expected:
+            raise UsageError(f"stream {stream_id} is out of order: {expected} is the next to open")
+        return True
+
+
+def _fitting(reason: str) -> str:
+    """Cut a reason to what a CONNECTION_CLOSE can carry."""
+    return reason.encode()[:MAX_REASON_OCTETS].decode(errors="ignore")

@@ -1,0 +1,39 @@
+"""Reaches into pacing and packet building: bursts with a floor, probes of a datagram size."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aioquic.quic.packet_builder import QuicPacketBuilder, QuicSentPacket
+from aioquic.quic.recovery import QuicPacketPacer
+
+BURST_PACKETS: Final = 64
+"""Fewest packets that one wake-up may send.
+
+The library lets 16 packets or a quarter of the window go at once. Timers of an event loop have a
+grain of about a millisecond, so with a short delay that is a few packets per wake-up, and a
+connection without loss crawls.
+"""
+
+
+class BurstPacer(QuicPacketPacer):
+    """Paces like the library's, but a bucket never holds less than `BURST_PACKETS`."""
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """Set the rate in octets of `congestion_window` per `smoothed_rtt` seconds."""
+        bucket_time = self.bucket_time
+        super().update_rate(congestion_window, smoothed_rtt)
+        assert self.packet_time is not None
+        self.bucket_max = max(self.bucket_max, BURST_PACKETS * self.packet_time)
+        self.bucket_time = min(bucket_time, self.bucket_max)
+
+
+class ProbeBuilder(QuicPacketBuilder):
+    """Builds packets that are acknowledged but not counted by congestion control."""
+
+    def flush(self) -> tuple[list[bytes], list[QuicSentPacket]]:
+        """Return the datagrams and their packets."""
+        datagrams, packets = super().flush()
+        for packet in packets:
+            packet.in_flight = False
+        return datagrams, packets

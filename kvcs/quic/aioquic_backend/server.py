@@ -1,0 +1,318 @@
+"""Listening: many connections on one socket, told apart by connection ID."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+
+from kvcs.errors import ConnectionFailed
+from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
+from kvcs.quic.aioquic_backend.client import is_loopback
+from kvcs.quic.aioquic_backend.ending import Ending
+from kvcs.quic.aioquic_backend.ports import Address, Driven
+from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
+from kvcs.quic.aioquic_backend.transport import AioquicTransport
+from kvcs.quic.aioquic_backend.udp import Udp, bound_socket, open_udp, resolve, set_buffers
+from kvcs.quic.transport import ReceiverFactory
+
+log = structlog.stdlib.get_logger("kvcs.quic")
+
+LONG_HEADER: Final = 0x80
+"""Bit of the first octet of a packet that still shakes hands (RFC 9000 §17.2)."""
+
+CLOSE_MARGIN: Final = 1.0
+"""Seconds that a listener waits beyond `close_timeout` before it drops what is still open."""
+
+
+async def listen_quic(
+    host: str,
+    port: int,
+    *,
+    receiver_factory: ReceiverFactory,
+    cert: Path,
+    key: Path,
+    settings: QuicSettings | None = None,
+) -> AioquicListener:
+    """Listen for QUIC connections.
+
+    Args:
+        host: local name or address to bind, IPv6 without brackets; "::" takes IPv4, too. Of a
+            name with several addresses, the first.
+        port: UDP port; 0 takes a free one.
+        receiver_factory: makes the receiver of each connection once its handshake is complete.
+        cert: PEM file with the certificate chain, the server's own first.
+        key: PEM file with the private key.
+        settings: named numbers; the defaults where None.
+
+    Raises:
+        ConnectionFailed: the address cannot be bound.
+        FileError: certificate or key cannot be used.
+        UsageError: the port cannot be.
+    """
+    settings = settings or QuicSettings()
+    configuration = server_configuration(settings, cert=cert, key=key)
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        addresses = await resolve(host, port, 1)
+        if not addresses:
+            raise ConnectionFailed(f"cannot listen on {target}: the name has no IP address")
+        family, address = addresses[0]
+        sock = bound_socket(family, address, None)
+    except (OSError, UnicodeError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise ConnectionFailed(
+            f"cannot listen on {target}: {reason}; choose an address of this machine and a free "
+            "port"
+        ) from exc
+    set_buffers(sock, settings.socket_buffer)
+    listener = AioquicListener(
+        sock.getsockname(), configuration, settings=settings, receiver_factory=receiver_factory
+    )
+    listener.attach(await open_udp(sock, listener))
+    return listener
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One connection of a listener."""
+
+    transport: AioquicTransport
+    connection_ids: set[bytes] = field(default_factory=set)
+
+
+class AioquicListener:
+    """A server's socket and its connections.
+
+    Attributes:
+        host: address it is bound to.
+        port: UDP port it is bound to.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        configuration: QuicConfiguration,
+        *,
+        settings: QuicSettings,
+        receiver_factory: ReceiverFactory,
+    ) -> None:
+        """Make a listener for `address`; `listen_quic` does it."""
+        self.host: Final = str(address[0])
+        self.port: Final = int(address[1])
+        self._configuration = configuration
+        self._settings = settings
+        self._receiver_factory = receiver_factory
+        self._udp: Udp | None = None
+        self._routes: dict[bytes, _Entry] = {}
+        self._entries: dict[Driven, _Entry] = {}
+        self._handshakes: set[Driven] = set()
+        self._touched: dict[Driven, None] = {}
+        self._refused = 0
+        self._closing = False
+        self._empty = asyncio.Event()
+        self._log = log.bind(host=self.host, port=self.port)
+
+    def attach(self, udp: Udp) -> None:
+        """Take the watched socket; its ownership passes."""
+        self._udp = udp
+
+    @property
+    def connections(self) -> int:
+        """Connections that are not over, those in their handshake included."""
+        return len(self._entries)
+
+    async def close(self, code: int = 0, reason: str = "the server shuts down") -> None:
+        """Refuse new connections, close all, and give the port back; idempotent.
+
+        Ends within `close_timeout` and a second whatever the peers do; where it is cancelled, the
+        socket is closed at once.
+        """
+        self._closing = True
+        for entry in tuple(self._entries.values()):
+            entry.transport.close(code, reason)
+        try:
+            if self._entries:
+                async with asyncio.timeout(self._settings.close_timeout + CLOSE_MARGIN):
+                    await self._empty.wait()
+        except TimeoutError:
+            self._log.error("connections_left", connections=len(self._entries))
+        finally:
+            if self._udp is not None:
+                self._udp.close()
+
+    # Endpoint
+
+    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
+        """Hand a datagram to its connection, or make one for a first flight."""
+        if self._udp is None:
+            return  # not attached yet; a client repeats its first flight
+        entry = self._route(data, address)
+        if entry is not None:
+            entry.transport.datagram_received(data, address, now)
+            if entry.transport.heard_nothing:
+                # Not a readable first flight: whoever sent it gets no state for it.
+                entry.transport.abandon()
+                self._forget(entry.transport)
+            else:
+                self._touched[entry.transport] = None
+
+    def batch_ended(self, now: float) -> None:
+        """Let each connection that received deliver and transmit, once."""
+        touched, self._touched = self._touched, {}
+        for transport in touched:
+            transport.batch_ended(now)
+
+    def unblocked(self) -> None:
+        """The socket takes datagrams again."""
+        for transport in tuple(self._entries):
+            transport.wire_unblocked()
+
+    def refused(self) -> None:
+        """A client is gone; the socket is not connected, so this cannot be told to be whose."""
+
+    # Owner
+
+    def connection_id_issued(self, connection: Driven, connection_id: bytes) -> None:
+        """Route one more connection ID."""
+        entry = self._entries.get(connection)
+        if entry is not None:
+            entry.connection_ids.add(connection_id)
+            self._routes[connection_id] = entry
+
+    def connection_id_retired(self, connection: Driven, connection_id: bytes) -> None:
+        """Route it no longer."""
+        entry = self._entries.get(connection)
+        if entry is not None and connection_id in entry.connection_ids:
+            entry.connection_ids.remove(connection_id)
+            del self._routes[connection_id]
+
+    def handshake_completed(self, connection: Driven) -> None:
+        """The connection is no longer one of those that may come from anywhere."""
+        self._handshakes.discard(connection)
+
+    def finished(self, connection: Driven, ending: Ending) -> None:
+        """The connection is over."""
+        self._forget(connection)
+
+    # Private
+
+    def _forget(self, connection: Driven) -> None:
+        self._handshakes.discard(connection)
+        self._touched.pop(connection, None)
+        entry = self._entries.pop(connection, None)
+        if entry is not None:
+            for connection_id in entry.connection_ids:
+                del self._routes[connection_id]
+        if not self._entries:
+            self._empty.set()
+
+    def _route(self, data: bytes, address: Address) -> _Entry | None:
+        length = self._configuration.connection_id_length
+        if not data or not data[0] & LONG_HEADER:
+            return self._routes.get(data[1 : 1 + length])
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=length)
+        except ValueError:
+            return None
+        if header.version not in self._configuration.supported_versions:
+            if header.packet_type is not QuicPacketType.VERSION_NEGOTIATION:
+                self._send(
+                    encode_quic_version_negotiation(
+                        source_cid=header.destination_cid,
+                        destination_cid=header.source_cid,
+                        supported_versions=self._configuration.supported_versions,
+                    ),
+                    address,
+                )
+            return None
+        entry = self._routes.get(header.destination_cid)
+        if entry is not None:
+            return entry
+        if header.packet_type is not QuicPacketType.INITIAL or len(data) < SMALLEST_DATAGRAM:
+            return None
+        if (
+            self._closing
+            or len(self._entries) >= self._settings.max_connections
+            or len(self._handshakes) >= self._settings.max_handshakes
+        ):
+            self._refuse(header, address)
+            return None
+        return self._accept(header, address)
+
+    def _accept(self, header: QuicHeader, address: Address) -> _Entry:
+        """Make a connection for a client's first flight."""
+        assert self._udp is not None
+        settings = self._settings
+        host, port = str(address[0]), address[1]
+        quic = Connection(
+            configuration=self._configuration,
+            settings=settings,
+            original_destination_connection_id=header.destination_cid,
+        )
+        transport = AioquicTransport(
+            quic,
+            wire=self._udp,
+            clock=asyncio.get_running_loop(),
+            owner=self,
+            receiver_factory=self._receiver_factory,
+            settings=settings,
+            peer=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            datagram_size=(
+                settings.loopback_datagram_size
+                if is_loopback(address)
+                else settings.max_datagram_size
+            ),
+        )
+        entry = self._entries[transport] = _Entry(transport)
+        self._handshakes.add(transport)
+        self._empty.clear()
+        for connection_id in (header.destination_cid, quic.host_cid):
+            self.connection_id_issued(transport, connection_id)
+        transport.give_up_after(settings.connect_timeout)
+        return entry
+
+    def _refuse(self, header: QuicHeader, address: Address) -> None:
+        """Tell a client at once that it is not taken, without keeping state (RFC 9000 §5.2.2)."""
+        self._refused += 1
+        if self._refused & (self._refused - 1) == 0:  # a flood must not fill the log
+            self._log.warning("connections_refused", count=self._refused)
+        version = header.version
+        assert version is not None
+        crypto = CryptoPair()
+        crypto.setup_initial(cid=header.destination_cid, is_client=False, version=version)
+        builder = QuicPacketBuilder(
+            host_cid=header.destination_cid,
+            peer_cid=header.source_cid,
+            version=version,
+            is_client=False,
+            max_datagram_size=SMALLEST_DATAGRAM,
+        )
+        builder.start_packet(QuicPacketType.INITIAL, crypto)
+        reason = b"too many connections" if not self._closing else b"shutting down"
+        frame = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=16 + len(reason))
+        frame.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)
+        frame.push_uint_var(QuicFrameType.PADDING)
+        frame.push_uint_var(len(reason))
+        frame.push_bytes(reason)
+        for datagram in builder.flush()[0]:
+            self._send(datagram, address)
+
+    def _send(self, datagram: bytes, address: Address) -> None:
+        if self._udp is not None:
+            self._udp.send([(datagram, address)])

@@ -1,0 +1,121 @@
+"""The named numbers of one QUIC endpoint, with their defaults and reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcs.errors import UsageError
+
+__all__ = ["QuicSettings"]
+
+KIB = 1024
+MIB = 1024 * KIB
+
+SMALLEST_DATAGRAM = 1200
+"""What every QUIC path must carry (RFC 9000 §14)."""
+
+LARGEST_DATAGRAM = 16_000
+"""The library writes a STREAM frame's length in two octets, so past 16,383 it corrupts frames."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuicSettings:
+    """What one endpoint offers, grants and waits for.
+
+    Sizes are octets, times seconds.
+
+    Raises:
+        UsageError: a value is outside what the protocol or the library can carry.
+    """
+
+    alpn: tuple[str, ...] = ("moqt-22",)
+    """Application protocols, in order of preference (MOQT "Native QUIC")."""
+
+    idle_timeout: float = 30.0
+    """The connection ends after this much silence; the smaller of both peers' values counts."""
+
+    ping_interval: float | None = 10.0
+    """A PING goes out when nothing was received for this long; None sends none."""
+
+    connect_timeout: float = 10.0
+    """Bound of one handshake, name look-up and further addresses included."""
+
+    close_timeout: float = 1.0
+    """Longest wait between `close` and `closed`, while a lost CONNECTION_CLOSE may be repeated."""
+
+    max_datagram_size: int = SMALLEST_DATAGRAM
+    """Largest UDP payload to send; more than 1200 is used once a probe of that size arrived."""
+
+    loopback_datagram_size: int = LARGEST_DATAGRAM
+    """The same for a peer on a loopback address, whose path carries more."""
+
+    max_datagram_frame_size: int = 65_535
+    """Largest DATAGRAM frame that we accept; MOQT wants DATAGRAM negotiated, so never 0."""
+
+    uni_streams: int = 512
+    """Unidirectional streams that the peer may have open at once."""
+
+    bidi_streams: int = 512
+    """Bidirectional streams that the peer may have open at once."""
+
+    send_buffer: int = 2 * MIB
+    """Object octets left in the library, unsent and unacknowledged, on a path of small delay."""
+
+    send_buffer_limit: int = 64 * MIB
+    """What `send_buffer` may grow to where the measured rate times the delay asks for it."""
+
+    receive_window: int = 16 * MIB
+    """Octets of one connection that the peer may send ahead of what was consumed."""
+
+    stream_receive_window: int = 4 * MIB
+    """The same for one stream."""
+
+    socket_buffer: int = 4 * MIB
+    """SO_RCVBUF and SO_SNDBUF to ask for; the kernel may give less (net.core.rmem_max)."""
+
+    max_connections: int = 1024
+    """Connections of one listener; the next is refused."""
+
+    max_handshakes: int = 256
+    """Connections of one listener whose handshake is not complete; the next is refused."""
+
+    def __post_init__(self) -> None:
+        if not self.alpn or not all(self.alpn):
+            raise UsageError("alpn must name at least one protocol")
+        for name in ("max_datagram_size", "loopback_datagram_size"):
+            size = getattr(self, name)
+            if not SMALLEST_DATAGRAM <= size <= LARGEST_DATAGRAM:
+                raise UsageError(
+                    f"{name} must lie between {SMALLEST_DATAGRAM} and {LARGEST_DATAGRAM} octets,"
+                    f" not {size}: larger packets corrupt STREAM frames"
+                )
+        for name in ("idle_timeout", "connect_timeout", "close_timeout"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0 s, not {getattr(self, name)}")
+        if self.ping_interval is not None and not 0 < self.ping_interval < self.idle_timeout:
+            raise UsageError(
+                f"ping_interval must lie between 0 s and idle_timeout ({self.idle_timeout} s),"
+                f" not {self.ping_interval}; None sends no PING"
+            )
+        if not 0 < self.max_datagram_frame_size <= 65_535:
+            raise UsageError(
+                "max_datagram_frame_size must lie between 1 and 65535 octets,"
+                f" not {self.max_datagram_frame_size}: MOQT wants DATAGRAM negotiated"
+            )
+        for name in (
+            "uni_streams",
+            "bidi_streams",
+            "send_buffer",
+            "receive_window",
+            "stream_receive_window",
+            "socket_buffer",
+            "max_connections",
+            "max_handshakes",
+        ):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.send_buffer_limit < self.send_buffer:
+            raise UsageError(
+                f"send_buffer_limit ({self.send_buffer_limit}) must not be below"
+                f" send_buffer ({self.send_buffer})"
+            )

@@ -1,0 +1,167 @@
+"""One QUIC connection as `kvcs.quic.transport.Transport`."""
+
+from __future__ import annotations
+
+from kvcs.quic.aioquic_backend.driver import ConnectionDriver, Phase
+from kvcs.quic.aioquic_backend.ports import Clock, Owner, Wire
+from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.settings import QuicSettings
+from kvcs.quic.transport import Buffer, ReceiverFactory, TransportReceiver
+
+
+class AioquicTransport(ConnectionDriver):
+    """Implements `kvcs.quic.transport.Transport` over the library's connection.
+
+    Every method may be called from within a call of the receiver's. What is sent there leaves
+    when the events of the batch are delivered, in one transmission.
+    """
+
+    def __init__(
+        self,
+        quic: Connection,
+        *,
+        wire: Wire,
+        clock: Clock,
+        owner: Owner,
+        receiver_factory: ReceiverFactory,
+        settings: QuicSettings,
+        peer: str,
+        datagram_size: int,
+    ) -> None:
+        """Wrap a connection; `receiver_factory` is called once, when its handshake is complete."""
+        super().__init__(
+            quic,
+            wire=wire,
+            clock=clock,
+            owner=owner,
+            settings=settings,
+            peer=peer,
+            datagram_size=datagram_size,
+        )
+        self._receiver_factory = receiver_factory
+
+    def _make_receiver(self) -> TransportReceiver:
+        return self._receiver_factory(self)
+
+    # What may be sent.
+
+    def octets(self) -> int:
+        """Octets of Object data that may be handed over now.
+
+        Bounded by what is unsent and unacknowledged, and by the peer's connection window.
+        """
+        if self._phase is not Phase.OPEN:
+            return 0
+        return max(0, min(self._budget.limit - self._quic.held, self._quic.data_credit))
+
+    def stream_octets(self, stream_id: int) -> int:
+        """Octets that the peer lets one stream of ours take, beyond what it holds already.
+
+        0 for a stream that has ended, or that the peer's stream credit does not let us open.
+        """
+        return self._quic.stream_credit(stream_id) if self._phase is Phase.OPEN else 0
+
+    def uni_streams(self) -> int:
+        """Unidirectional streams that may be opened now."""
+        return self._quic.streams_credit(True) if self._phase is Phase.OPEN else 0
+
+    def bidi_streams(self) -> int:
+        """Bidirectional streams that may be opened now."""
+        return self._quic.streams_credit(False) if self._phase is Phase.OPEN else 0
+
+    def datagram_octets(self) -> int:
+        """Largest datagram that `send_datagram` sends now; 0 where the peer takes none."""
+        return self._quic.largest_datagram() if self._phase is Phase.OPEN else 0
+
+    def unacknowledged(self) -> int:
+        """Stream octets handed over that the peer has not acknowledged; `close` loses them."""
+        return self._quic.held
+
+    # Sending
+
+    def send(self, stream_id: int, data: Buffer, fin: bool) -> None:
+        """Queue octets on a stream, copying them; a first call opens it.
+
+        Quiet where the stream was reset by either side, and once the connection ends. A stream
+        opened beyond the peer's stream credit waits in the library, so ask for credit first.
+
+        Raises:
+            UsageError: the stream is not ours to write, its ID is not the next, or it had a FIN.
+        """
+        if self._phase is Phase.OPEN:
+            self._quic.write(stream_id, data, fin)
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """End our sending direction early; quiet when it has ended already.
+
+        Raises:
+            UsageError: the stream is not ours to reset, or its ID is not the next one.
+        """
+        if self._phase is Phase.OPEN:
+            self._quic.abort_sending(stream_id, code)
+            self._measure(self._clock.time())
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        """Ask the peer to end its direction; quiet when it has ended or was stopped already.
+
+        Octets that are on their way may still be delivered.
+
+        Raises:
+            UsageError: the stream has no receiving side.
+        """
+        if self._phase is Phase.OPEN:
+            self._quic.abort_receiving(stream_id, code)
+
+    def send_datagram(self, data: bytes) -> None:
+        """Send one unreliable datagram; one too large, or one too many that wait, is dropped."""
+        if self._phase is Phase.OPEN and not self._quic.offer_datagram(data):
+            self._log.debug("datagram_dropped", octets=len(data))
+
+    def flush(self) -> None:
+        """Put what is queued on the wire; within a batch of events, at its end."""
+        if not self._in_batch:
+            self._transmit()
+
+    # Receive credit
+
+    def withhold(self, octets: int) -> None:
+        """Keep connection credit back for octets that were delivered but wait in a buffer above.
+
+        Whoever withholds nearly the whole receive window stops the peer's control stream, too:
+        bound what waits by time.
+        """
+        self._quic.withhold(octets)
+
+    def release(self, octets: int) -> None:
+        """Give withheld credit out again.
+
+        Raises:
+            UsageError: more is released than is withheld.
+        """
+        self._quic.withhold(-octets)
+        if self._quic.data_limit_is_due():
+            self.flush()
+
+    # The end, and facts
+
+    def close(self, code: int, reason: str) -> None:
+        """Close the connection with an application code.
+
+        What is queued gets one chance to leave; what the peer has not acknowledged may be lost.
+        `closed` follows within `close_timeout`, and nothing else.
+        """
+        self.end(code, reason)
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is over; cancelling leaves it as it is."""
+        await self._closed.wait()
+
+    @property
+    def smoothed_rtt(self) -> float | None:
+        """Round trip in seconds; None before the first was measured."""
+        return self._quic.smoothed_rtt
+
+    @property
+    def datagram_size(self) -> int:
+        """Largest UDP payload that is sent now, in octets."""
+        return self._quic.datagram_size

@@ -1,0 +1,330 @@
+"""One UDP socket in an event loop: many datagrams per wake-up, nothing lost to a full buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+from collections import deque
+from typing import Any, Final, Protocol
+
+import structlog
+
+from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.ports import Address
+
+log = structlog.stdlib.get_logger("kvcs.quic")
+
+BATCH: Final = 64
+"""Datagrams read per wake-up; then events are delivered and one transmission follows."""
+
+LARGEST_UDP: Final = 65_535
+"""Room for any datagram that a peer may send."""
+
+MAX_QUEUED: Final = 4096
+"""Datagrams that wait for a full socket; connections build no more meanwhile."""
+
+_PMTU_PROBE: Final = 3
+"""IP_PMTUDISC_PROBE of Linux: never fragment, and do not let a cached path MTU refuse a probe."""
+
+
+REFUSALS: Final = (ConnectionRefusedError, ConnectionResetError)
+"""How an ICMP "port unreachable" shows on a connected socket; the second on Windows."""
+
+
+class Endpoint(Protocol):
+    """Who uses a socket."""
+
+    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
+        """One datagram arrived."""
+
+    def batch_ended(self, now: float) -> None:
+        """All datagrams of a wake-up were handed over."""
+
+    def unblocked(self) -> None:
+        """The socket takes datagrams again."""
+
+    def refused(self) -> None:
+        """The network says that nobody listens at the address this socket is connected to."""
+
+
+def bound_socket(family: int, local: Address | None, remote: Address | None) -> socket.socket:
+    """Make a non-blocking UDP socket, bound to `local` and connected to `remote` where given.
+
+    Raises:
+        OSError: an address is not available, in use, or has no route.
+    """
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.setblocking(False)
+        if family == socket.AF_INET6 and local is not None and local[0] == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        _forbid_fragments(sock)
+        if local is not None:
+            sock.bind(local)
+        if remote is not None:
+            sock.connect(remote)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _forbid_fragments(sock: socket.socket) -> None:
+    """QUIC packets must not be fragmented by IP (RFC 9000 §14)."""
+    if sys.platform != "linux":
+        return
+    if sock.family == socket.AF_INET6:
+        ipv6_mtu_discover = 23
+        sock.setsockopt(socket.IPPROTO_IPV6, ipv6_mtu_discover, _PMTU_PROBE)
+    if sock.family == socket.AF_INET:
+        ip_mtu_discover = 10
+        sock.setsockopt(socket.IPPROTO_IP, ip_mtu_discover, _PMTU_PROBE)
+
+
+_buffers_reported: set[tuple[str, int]] = set()
+
+
+def set_buffers(sock: socket.socket, octets: int) -> None:
+    """Ask for socket buffers; logs once per process what the kernel does not give.
+
+    A receive buffer smaller than a burst is where datagrams get lost between fast machines.
+    """
+    for name, option, limit in (
+        ("SO_RCVBUF", socket.SO_RCVBUF, "net.core.rmem_max"),
+        ("SO_SNDBUF", socket.SO_SNDBUF, "net.core.wmem_max"),
+    ):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, option, octets)
+        except OSError as exc:
+            log.debug("socket_buffer_refused", option=name, error=str(exc))
+        got = sock.getsockopt(socket.SOL_SOCKET, option)
+        if sys.platform == "linux":
+            got //= 2  # the kernel counts its own overhead in
+        if got < octets and (name, got) not in _buffers_reported:
+            _buffers_reported.add((name, got))
+            log.warning("socket_buffer_small", option=name, asked=octets, got=got, raise_with=limit)
+
+
+class UdpSocket:
+    """A UDP socket whose readiness the loop watches: batches of datagrams, no task.
+
+    It owns the socket. Use `open_udp`, which knows loops that cannot watch a socket.
+    """
+
+    def __init__(self, sock: socket.socket, endpoint: Endpoint) -> None:
+        self._sock = sock
+        self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[tuple[bytes, Address]] = deque()
+        self._closed = False
+        self._peer: Address | None = peer_of(sock)
+        self._watch()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether datagrams wait for room in the socket."""
+        return bool(self._queue)
+
+    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        """Send in order; waits inside for a full socket; what the network refuses is lost."""
+        if self._closed or not datagrams:
+            return
+        if self._queue:
+            room = MAX_QUEUED - len(self._queue)
+            self._queue.extend(datagrams[:room])
+            return
+        for index, (data, address) in enumerate(datagrams):
+            if not self._send_one(data, address):
+                self._queue.extend(datagrams[index:])
+                self._wait_for_room()
+                return
+
+    def close(self) -> None:
+        """Stop watching and close the socket; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._queue.clear()
+            self._release()
+
+    # What depends on the loop.
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._sock, self._readable)
+
+    def _send_one(self, data: bytes, address: Address) -> bool:
+        """False where the socket is full."""
+        try:
+            if address == self._peer:
+                self._sock.send(data)
+            else:
+                self._sock.sendto(data, address)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as exc:
+            self._lost(exc)
+        return True
+
+    def _wait_for_room(self) -> None:
+        self._loop.add_writer(self._sock, self._writable)
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+
+    # Private
+
+    def _readable(self) -> None:
+        now = self._loop.time()
+        receive, deliver = self._sock.recvfrom, self._endpoint.datagram_received
+        refused = False
+        for _ in range(BATCH):
+            try:
+                data, address = receive(LARGEST_UDP)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                # An ICMP error about something sent; what was received still waits behind it.
+                refused = refused or isinstance(exc, REFUSALS)
+                continue
+            deliver(data, address, now)
+            if self._closed:
+                return
+        if refused:
+            self._endpoint.refused()
+        if not self._closed:
+            self._endpoint.batch_ended(now)
+
+    def _writable(self) -> None:
+        while self._queue:
+            data, address = self._queue[0]
+            if not self._send_one(data, address):
+                return
+            self._queue.popleft()
+        self._loop.remove_writer(self._sock)
+        self._endpoint.unblocked()
+
+    def _lost(self, exc: OSError) -> None:
+        if exc.errno != errno.EMSGSIZE:  # a probe of the datagram size finds its answer so
+            log.debug("datagram_lost", error=str(exc))
+        if isinstance(exc, REFUSALS):
+            # Not at once: the caller is in the middle of sending.
+            self._loop.call_soon(self._report_refusal)
+
+    def _report_refusal(self) -> None:
+        if not self._closed:
+            self._endpoint.refused()
+
+
+class _PlainProtocol(asyncio.DatagramProtocol):
+    """Collects what the loop hands over one by one into one batch per iteration."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._pending: asyncio.Handle | None = None
+        self.paused = False
+        self.closed = False
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        if self.closed:
+            return
+        self._endpoint.datagram_received(data, addr, self._loop.time())
+        if self._pending is None:
+            self._pending = self._loop.call_soon(self._end_batch)
+
+    def error_received(self, exc: Exception) -> None:
+        if isinstance(exc, REFUSALS) and not self.closed:
+            self._endpoint.refused()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if not self.closed:
+            self._endpoint.unblocked()
+
+    def _end_batch(self) -> None:
+        self._pending = None
+        if not self.closed:
+            self._endpoint.batch_ended(self._loop.time())
+
+
+class PlainUdp:
+    """The same over asyncio's datagram transport, for loops that cannot watch a socket."""
+
+    def __init__(self, transport: asyncio.DatagramTransport, protocol: _PlainProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+        self._peer: Address | None = transport.get_extra_info("peername")
+
+    @property
+    def blocked(self) -> bool:
+        """Whether datagrams wait for room in the socket."""
+        return self._protocol.paused
+
+    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        """Send in order; what the network refuses is lost."""
+        if not self._protocol.closed:
+            for data, address in datagrams:
+                self._transport.sendto(data, None if self._peer else address)
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        if not self._protocol.closed:
+            self._protocol.closed = True
+            self._transport.abort()
+
+
+Udp = UdpSocket | PlainUdp
+
+
+async def open_udp(sock: socket.socket, endpoint: Endpoint) -> Udp:
+    """Watch `sock` on the running loop; its ownership passes, also where this is cancelled."""
+    try:
+        return UdpSocket(sock, endpoint)
+    except NotImplementedError:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, protocol = await loop.create_datagram_endpoint(
+                lambda: _PlainProtocol(endpoint), sock=sock
+            )
+        except BaseException:
+            sock.close()
+            raise
+        return PlainUdp(transport, protocol)
+
+
+def peer_of(sock: socket.socket) -> Address | None:
+    """The address a socket is connected to, in the form that receiving gives; None if none."""
+    try:
+        return sock.getpeername()
+    except OSError:
+        return None
+
+
+async def resolve(host: str, port: int, limit: int) -> list[tuple[int, Address]]:
+    """Look up the UDP addresses of a host: (family, address), at most `limit`, without repeats.
+
+    Addresses are taken as they are, without the loop's threads.
+
+    Raises:
+        OSError: the name is unknown.
+        UsageError: the port is none.
+    """
+    if not 0 <= port <= 65_535:
+        raise UsageError(f"port must lie between 0 and 65535, not {port}")
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    found: dict[tuple[int, Address], None] = dict.fromkeys(
+        (family, address)
+        for family, _, _, _, address in infos
+        if family in (socket.AF_INET, socket.AF_INET6)
+    )
+    return list(found)[:limit]

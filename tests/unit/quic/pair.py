@@ -1,0 +1,235 @@
+"""Two transports over a network in memory, on a clock that only moves when told."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kvcs.quic.aioquic_backend import AioquicTransport, QuicSettings
+from kvcs.quic.aioquic_backend.certificates import client_configuration, server_configuration
+from kvcs.quic.aioquic_backend.ending import Ending
+from kvcs.quic.aioquic_backend.ports import Driven
+from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.transport import Transport
+from tests.certificates import Certified, make_ca, make_certificate, write_pem
+
+DELAY = 0.005
+"""Seconds that a datagram takes one way."""
+
+CLIENT, SERVER = ("client", 1), ("server", 2)
+
+PLAIN = QuicSettings(loopback_datagram_size=1200)
+
+
+@cache
+def identity() -> tuple[Certified, Certified]:
+    """An authority and a server's certificate, made once per run."""
+    ca = make_ca()
+    return ca, make_certificate(ca)
+
+
+class Call:
+    """A call arranged on the clock."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Forget it."""
+        self.callback = None
+
+
+class VirtualClock:
+    """Time that moves from call to call; calls come a microsecond late, as in a real loop."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._calls: list[tuple[float, int, Call]] = []
+        self._order = itertools.count()
+
+    def time(self) -> float:
+        """Now."""
+        return self._now
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Call:
+        """Arrange a call."""
+        call = Call(callback)
+        heapq.heappush(self._calls, (when, next(self._order), call))
+        return call
+
+    def run_until(self, done: Callable[[], bool], limit: float = 60.0) -> None:
+        """Move time until `done`; fails after `limit` seconds of it, or when nothing is left."""
+        end = self._now + limit
+        while not done():
+            assert self._calls, "nothing is left to happen"
+            when, _, call = heapq.heappop(self._calls)
+            if call.callback is None:
+                continue
+            assert when <= end, f"not done within {limit} s"
+            self._now = max(self._now, when) + 1e-6
+            call.callback()
+
+    def run_for(self, seconds: float) -> None:
+        """Move time by so much."""
+        reached: list[bool] = []
+        self.call_at(self._now + seconds, lambda: reached.append(True))
+        self.run_until(lambda: bool(reached), seconds + 1.0)
+
+
+class Recorder:
+    """A receiver that records; `on_batch` runs where a session would pump."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.calls: list[tuple[Any, ...]] = []
+        self.data: dict[int, bytearray] = {}
+        self.finished: set[int] = set()
+        self.on_batch: Callable[[], None] = lambda: None
+        self.on_data: Callable[[int, bytes], None] = lambda stream_id, data: None
+
+    def connected(self) -> None:
+        self.calls.append(("connected",))
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        self.data.setdefault(stream_id, bytearray()).extend(data)
+        if fin:
+            self.finished.add(stream_id)
+        self.on_data(stream_id, data)
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        self.calls.append(("stream_reset", stream_id, code))
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        self.calls.append(("stop_sending", stream_id, code))
+
+    def datagram(self, data: bytes) -> None:
+        self.calls.append(("datagram", data))
+
+    def batch_received(self) -> None:
+        self.on_batch()
+
+    def closed(self, code: int | None, reason: str, by_peer: bool) -> None:
+        self.calls.append(("closed", code, reason, by_peer))
+
+    @property
+    def octets(self) -> int:
+        """Octets received on all streams."""
+        return sum(map(len, self.data.values()))
+
+
+class Side:
+    """One end: its transport, its receiver, its end of the wire."""
+
+    blocked = False
+
+    def __init__(self, address: tuple[str, int], clock: VirtualClock) -> None:
+        self.address = address
+        self.clock = clock
+        self.peer: Side
+        self.quic: Connection
+        self.transport: AioquicTransport
+        self.receiver: Recorder
+        self.sent: list[bytes] = []
+        self.drop: Callable[[bytes], bool] = lambda data: False
+        self.ending: Ending | None = None
+        self.connection_ids: list[bytes] = []
+        self._batch_arranged = False
+
+    def make_receiver(self, transport: Transport) -> Recorder:
+        self.receiver = Recorder(transport)
+        return self.receiver
+
+    # Wire
+
+    def send(self, datagrams: list[tuple[bytes, Any]]) -> None:
+        for data, _ in datagrams:
+            self.sent.append(data)
+            if not self.drop(data):
+                self.clock.call_at(self.clock.time() + DELAY, lambda data=data: self._arrive(data))
+
+    def _arrive(self, data: bytes) -> None:
+        peer = self.peer
+        peer.transport.datagram_received(data, self.address, self.clock.time())
+        if not peer._batch_arranged:
+            peer._batch_arranged = True
+            self.clock.call_at(self.clock.time(), peer._end_batch)
+
+    def _end_batch(self) -> None:
+        self._batch_arranged = False
+        self.transport.batch_ended(self.clock.time())
+
+    # Owner
+
+    def connection_id_issued(self, connection: Driven, connection_id: bytes) -> None:
+        self.connection_ids.append(connection_id)
+
+    def connection_id_retired(self, connection: Driven, connection_id: bytes) -> None:
+        self.connection_ids.remove(connection_id)
+
+    def handshake_completed(self, connection: Driven) -> None:
+        assert connection is self.transport
+
+    def finished(self, connection: Driven, ending: Ending) -> None:
+        assert self.ending is None, "the end was reported twice"
+        self.ending = ending
+
+
+class Pair:
+    """A client and a server, connected unless `connect` is False."""
+
+    def __init__(
+        self,
+        *,
+        client: QuicSettings = PLAIN,
+        server: QuicSettings = PLAIN,
+        datagram_size: int = 1200,
+        connect: bool = True,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.client, self.server = Side(CLIENT, self.clock), Side(SERVER, self.clock)
+        self.client.peer, self.server.peer = self.server, self.client
+        ca, certificate = identity()
+        with TemporaryDirectory() as directory:
+            files = write_pem(Path(directory), ca, certificate)
+            server_config = server_configuration(server, cert=files.cert, key=files.key)
+        self.client.quic = Connection(
+            configuration=client_configuration(
+                client, server_name="localhost", ca=ca.certificate_pem, verify=True
+            ),
+            settings=client,
+        )
+        self.server.quic = Connection(
+            configuration=server_config,
+            settings=server,
+            original_destination_connection_id=self.client.quic.original_destination_connection_id,
+        )
+        for side, settings in ((self.client, client), (self.server, server)):
+            side.transport = AioquicTransport(
+                side.quic,
+                wire=side,
+                clock=self.clock,
+                owner=side,
+                receiver_factory=side.make_receiver,
+                settings=settings,
+                peer=side.peer.address[0],
+                datagram_size=datagram_size,
+            )
+        if connect:
+            self.connect()
+
+    def connect(self) -> None:
+        """Shake hands."""
+        self.client.transport.connect(SERVER)
+        self.clock.run_until(
+            lambda: (
+                self.client.quic.handshake_confirmed
+                and hasattr(self.client, "receiver")
+                and hasattr(self.server, "receiver")
+            )
+        )
+        self.clock.run_for(0.1)

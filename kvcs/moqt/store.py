@@ -160,6 +160,7 @@ class Track:
         now: float,
         *,
         end_of_group: bool = False,
+        octets: int | None = None,
     ) -> None:
         """Publish one whole Object as the Original Publisher.
 
@@ -170,6 +171,8 @@ class Track:
             parts: views of the payload, together ``header.payload_length`` octets.
             now: the caller's clock, seconds.
             end_of_group: whether the Subgroup will hold the largest Object of the Group.
+            octets: what it counts in the budget; its payload and bookkeeping where None. 0 for
+                what the caller has reserved already.
 
         Raises:
             UsageError: something was already published at the Location; an Object never changes
@@ -183,7 +186,7 @@ class Track:
             )
         if self.ended is not None or (self.final is not None and location > self.final):
             raise UsageError(f"{self.name} has ended; nothing can be published at {location}")
-        stored = StoredObject(header, parts, header.payload_length, now)
+        stored = StoredObject(header, parts, header.payload_length, now, octets)
         stored.continues = True
         self._insert(stored)
         subgroup = self._subgroup(header)

@@ -65,10 +65,24 @@ class StoreBudget:
 class StoredObject:
     """One Object with its payload, whole or still arriving."""
 
-    __slots__ = ("_watchers", "born", "continues", "failed", "header", "parts", "received")
+    __slots__ = (
+        "_watchers",
+        "born",
+        "continues",
+        "failed",
+        "header",
+        "octets",
+        "parts",
+        "received",
+    )
 
     def __init__(
-        self, header: ObjectHeader, parts: tuple[memoryview, ...], received: int, born: float
+        self,
+        header: ObjectHeader,
+        parts: tuple[memoryview, ...],
+        received: int,
+        born: float,
+        octets: int | None = None,
     ) -> None:
         self.header = header
         self.parts = parts
@@ -81,17 +95,16 @@ class StoredObject:
         """Whether the rest will never come (its stream was reset)."""
         self.continues = False
         """Whether it directly follows the Object before it in its Subgroup (§7, next object)."""
+        self.octets = (
+            header.payload_length + OBJECT_BOOKKEEPING_OCTETS if octets is None else octets
+        )
+        """What the Object counts in the store's budget."""
         self._watchers: list[Watcher] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every payload octet is there."""
         return self.received == self.header.payload_length
-
-    @property
-    def octets(self) -> int:
-        """What the Object costs in the store."""
-        return self.header.payload_length + OBJECT_BOOKKEEPING_OCTETS
 
     def write(self, data: memoryview) -> None:
         """Append payload octets that arrived: the one copy of the receiving path."""

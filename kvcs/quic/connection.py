@@ -14,6 +14,7 @@ from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCod
 from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
 from kvcs.quic.transport import Transport
 
@@ -79,6 +80,8 @@ class Connection:
         self._pumped = asyncio.Event()
         self.origin = Origin()
         """What this process publishes on the session; offered to the peer by `Origin.attach`."""
+        self.namespaces = Namespaces(self)
+        """Which namespaces the peer announces."""
         self._pump_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None

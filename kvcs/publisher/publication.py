@@ -1,0 +1,340 @@
+"""`Publication`: one production of a prefix's KV cache, and its manifest track."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from kvcs.errors import UsageError
+from kvcs.kv import MANIFEST, ManifestCadence, ManifestWriter, Prefix, holder_uri
+from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
+from kvcs.moqt.errors import PublishDoneCode
+from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.properties import KeyValues, Property
+from kvcs.moqt.store import Track
+from kvcs.publisher.memory import LayerMemory
+from kvcs.publisher.segment import Segment
+from kvcs.quic.origin import Origin
+
+_log = structlog.get_logger("kvcs.publisher")
+
+MANIFEST_PRIORITY = 0
+"""Publisher Priority of the manifest track (KVCS "Objects")."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationProgress:
+    """What was published so far."""
+
+    layers: int
+    """Layers put, over all segments."""
+
+    objects: int
+    """Objects with a payload on data tracks."""
+
+    octets: int
+    """Payload octets on data tracks."""
+
+    manifests: int
+    """Manifest versions."""
+
+
+class Publication:
+    """One production of the KV cache of a prefix, named by a random Publication ID.
+
+    `Publisher.publish` makes it. The manifest stands before the first Object: it names segment 0
+    from the start, and grows as layers complete (KVCS "Manifest Track").
+    """
+
+    def __init__(
+        self,
+        prefix: Prefix,
+        origins: Sequence[Origin],
+        memory: LayerMemory,
+        *,
+        retention: float,
+        cadence: ManifestCadence,
+        max_manifest_octets: int,
+        max_data_octets: int,
+        first_segment_blocks: int,
+        deterministic: bool,
+    ) -> None:
+        self.prefix = prefix
+        self.publication_id = secrets.token_bytes(PUBLICATION_ID_OCTETS)
+        """Chosen at random for each production (KVCS "Track Namespace")."""
+        self.namespace: TrackNamespace = prefix.namespace(self.publication_id, first_segment_blocks)
+        """The five Track Namespace Fields."""
+        self.aborted: str | None = None
+        """Why it was aborted, if it was."""
+        self._origins = origins
+        self._memory = memory
+        self._cadence = cadence
+        self._max_data_octets = max_data_octets
+        self._properties = KeyValues.of(
+            [(Property.MAX_CACHE_DURATION, max(1, round(retention * 1000)))]
+        )
+        self._loop = asyncio.get_running_loop()
+        self._writer = ManifestWriter(
+            prefix.compat,
+            layers=prefix.descriptor.layers,
+            block_tokens=prefix.descriptor.block_tokens,
+            deterministic=deterministic,
+            max_octets=max_manifest_octets,
+        )
+        self._manifest = self.new_track(MANIFEST)
+        self._versions = 0
+        self._versions_octets = 0
+        self._version_at = 0.0
+        self._tracks: list[Track] = [self._manifest]
+        self._charged = 0
+        self._closed = False
+        self._segments: list[Segment] = []
+        self._first_taken = False
+        self._unfollowed = asyncio.Event()
+        self._manifest.on_unfollowed = self._unfollowed.set
+        self._add_segment(first_segment_blocks)
+
+    # What a producer calls
+
+    async def segment(self, blocks: int | None = None) -> Segment:
+        """The next segment, to put layers into.
+
+        The first call gives segment 0, whose blocks name the publication; each later call adds a
+        run of whole blocks behind the former ones. Each pass of a chunked prefill is a segment of
+        its own, so that Group IDs grow with time in every track (KVCS "Groups").
+
+        Args:
+            blocks: whole blocks; by default all that segment 0 has, or that are left.
+
+        Raises:
+            UsageError: the prefix has not so many blocks left, or the publication has ended.
+        """
+        self._check_open()
+        if not self._first_taken:
+            first = self._segments[0]
+            if blocks is not None and blocks != first.blocks:
+                raise UsageError(
+                    f"segment 0 has {first.blocks} blocks, not {blocks}: its last block names the"
+                    " publication; say first_segment_blocks to publish()"
+                )
+            self._first_taken = True
+            return first
+        left = self.prefix.blocks - self._writer.blocks
+        wanted = left if blocks is None else blocks
+        if not 1 <= wanted <= left:
+            raise UsageError(
+                f"a segment of {wanted} blocks does not fit: {left} of the prefix's"
+                f" {self.prefix.blocks} blocks are left"
+            )
+        return self._add_segment(wanted)
+
+    async def finish(self) -> None:
+        """Check that every segment is complete; the publication is served until it is closed.
+
+        Raises:
+            UsageError: a segment lacks layers; the message says which.
+        """
+        for segment in self._segments:
+            segment.finish()
+
+    def abort(self, reason: str) -> None:
+        """Give the publication up: subscribers are told, nothing of it is completed any more.
+
+        PUBLISH_DONE carries INTERNAL_ERROR and the reason, open streams are reset and the
+        namespace is withdrawn. Quiet once the publication has ended.
+        """
+        if self._closed:
+            return
+        self.aborted = reason
+        self._end(PublishDoneCode.INTERNAL_ERROR, reason[:200])
+        _log.warning("publication_aborted", publication=self.publication_id.hex(), reason=reason)
+
+    # Facts
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block of the prefix is in a segment, and every segment has every layer."""
+        whole = self._writer.blocks == self.prefix.blocks
+        return whole and all(segment.complete for segment in self._segments)
+
+    @property
+    def progress(self) -> PublicationProgress:
+        """What was published so far."""
+        return PublicationProgress(
+            sum(segment.layers_put for segment in self._segments),
+            sum(segment.objects for segment in self._segments),
+            sum(segment.octets for segment in self._segments),
+            self._versions,
+        )
+
+    def uri(self, url: str) -> str:
+        """Holder URI of this publication at ``url``: what an index would store.
+
+        Raises:
+            UsageError: ``url`` is not a ``moqt://`` URL without fragment.
+        """
+        return holder_uri(url, PublicationNamespace.parse(self.namespace))
+
+    # What the Publisher calls
+
+    async def announce(self, waits: Sequence[bool]) -> None:
+        """Offer the tracks on every session, then PUBLISH_NAMESPACE the five fields.
+
+        Args:
+            waits: for each origin, whether its peers' answer is waited for.
+        """
+        for origin, wait in zip(self._origins, waits, strict=True):
+            for track in self._tracks:
+                origin.add_track(track)
+            if wait:
+                await origin.add_namespace(self.namespace)
+            else:
+                origin.offer_namespace(self.namespace)
+        _log.info(
+            "publication_announced",
+            publication=self.publication_id.hex(),
+            namespace=namespace_text(self.namespace),
+            blocks=self.prefix.blocks,
+        )
+
+    async def close(self, drain: float) -> None:
+        """End a complete publication: no new segments, PUBLISH_DONE, withdrawal.
+
+        Args:
+            drain: seconds to wait for subscribers to get what they have asked for.
+
+        Raises:
+            UsageError: a segment lacks layers.
+        """
+        if self._closed:
+            return
+        await self.finish()
+        self._end(PublishDoneCode.TRACK_ENDED, "")
+        try:
+            async with asyncio.timeout(drain):
+                while any(track.listeners for track in self._tracks):
+                    self._unfollowed.clear()
+                    await self._unfollowed.wait()
+        except TimeoutError:
+            _log.warning("drain_ended", publication=self.publication_id.hex(), seconds=drain)
+
+    def retire(self) -> None:
+        """End and free a complete publication to make room for another."""
+        _log.info("publication_retired", publication=self.publication_id.hex())
+        self._end(PublishDoneCode.EXPIRED, "retired to make room")
+        self.release()
+
+    def release(self) -> None:
+        """Serve it no longer and give its memory back."""
+        for track in self._tracks:
+            for origin in self._origins:
+                origin.remove_track(track.name)
+            track.clear()
+        self._memory.budget.release(self._charged)
+        self._charged = 0
+
+    # What its segments call
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return not self._closed
+
+    @property
+    def now(self) -> float:
+        """The loop's clock, seconds."""
+        return self._loop.time()
+
+    @property
+    def writer(self) -> ManifestWriter:
+        """The manifest as it grows."""
+        return self._writer
+
+    @property
+    def memory(self) -> LayerMemory:
+        """Where copies of tensors lie."""
+        return self._memory
+
+    @property
+    def max_data_octets(self) -> int:
+        """Largest Data of one Object."""
+        return self._max_data_octets
+
+    def charge(self, octets: int) -> None:
+        """Note octets of the budget that are given back when the publication is released.
+
+        Raises:
+            UsageError: the publication has ended meanwhile.
+        """
+        self._check_open()
+        self._charged += octets
+
+    def new_track(self, name: bytes) -> Track:
+        """A Track of this publication, with its Track Properties."""
+        return Track(
+            FullTrackName(self.namespace, name), authoritative=True, properties=self._properties
+        )
+
+    def layer_completed(self, segment: Segment) -> None:
+        """Publish a manifest version if one is due."""
+        listed, completed = segment.layers_in_manifest, segment.layers_put
+        if segment.complete or self._cadence.due(
+            layers_completed=completed,
+            layers_listed=listed,
+            next_octets=self._writer.octets,
+            total_octets=self._versions_octets,
+            seconds_since_last=self.now - self._version_at,
+        ):
+            self._publish_manifest()
+
+    # Inner workings
+
+    def _check_open(self) -> None:
+        if self._closed:
+            why = "" if self.aborted is None else f": {self.aborted}"
+            raise UsageError(f"the publication has ended{why}")
+
+    def _add_segment(self, blocks: int) -> Segment:
+        segment = Segment(self, len(self._segments), self._writer.blocks, blocks)
+        self._writer.add_segment(
+            blocks,
+            self.prefix.block_keys_digest(segment.first_block, blocks),
+            segment.track_names,
+        )
+        self._segments.append(segment)
+        for track in segment.tracks:
+            track.on_unfollowed = self._unfollowed.set
+            self._tracks.append(track)
+            if len(self._segments) > 1:
+                for origin in self._origins:
+                    origin.add_track(track)
+        self._publish_manifest()
+        return segment
+
+    def _publish_manifest(self) -> None:
+        """One more version: Object 0 of the next Group (KVCS "Manifest Track")."""
+        parts = tuple(memoryview(part) for part in self._writer.parts())
+        octets = sum(map(len, parts))
+        group_id = self._versions
+        header = ObjectHeader(group_id, 0, 0, MANIFEST_PRIORITY, ObjectStatus.NORMAL, b"", octets)
+        self._manifest.publish(header, parts, self.now, end_of_group=True)
+        self._manifest.finish_subgroup(group_id, 0)
+        self._versions += 1
+        self._versions_octets += octets
+        self._version_at = self.now
+        for segment in self._segments:
+            segment.layers_in_manifest = segment.layers_put
+
+    def _end(self, status: int, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for track in self._tracks:
+            track.end(status, reason)
+        for origin in self._origins:
+            origin.remove_namespace(self.namespace)

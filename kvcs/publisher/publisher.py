@@ -1,0 +1,148 @@
+"""`Publisher`: offers publications on sessions, within one budget of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from kvcs.errors import UsageError
+from kvcs.kv import MAX_DATA_OCTETS, ManifestCadence, Prefix
+from kvcs.moqt.stored import StoreBudget
+from kvcs.publisher.memory import LayerMemory
+from kvcs.publisher.publication import Publication
+from kvcs.quic.connection import Connection
+from kvcs.quic.endpoint import Server
+
+GIB = 2**30
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherSettings:
+    """Limits and choices of one Publisher."""
+
+    store_octets: int = 4 * GIB
+    """Copies of tensors held in memory by all its publications, bookkeeping included."""
+
+    spill: str | os.PathLike[str] | None = None
+    """Folder for copies beyond `store_octets`; without one `put` raises `StoreFull`."""
+
+    retention: float = 3600.0
+    """MAX_CACHE_DURATION, seconds: how long relays may keep the Objects."""
+
+    cadence: ManifestCadence = field(default_factory=ManifestCadence)
+    """When the next manifest version is made."""
+
+    max_manifest_octets: int = 128 * MIB
+    """Largest manifest."""
+
+    max_data_octets: int = MAX_DATA_OCTETS
+    """Largest Data of one Object."""
+
+    drain: float = 5.0
+    """Seconds that a publication which is left waits for its subscribers to get what they asked."""
+
+    def __post_init__(self) -> None:
+        if self.store_octets < 1:
+            raise UsageError(f"store_octets must be at least 1, not {self.store_octets}")
+        if not self.retention > 0:
+            raise UsageError(f"retention must be more than 0 s, not {self.retention}")
+        if not self.drain >= 0:
+            raise UsageError(f"drain must not be negative, not {self.drain}")
+
+
+class Publisher:
+    """Publishes KV caches on one or more sessions, or through a listening server.
+
+    Args:
+        sessions: what `kvcs.connect` or `kvcs.serve` gives; one or more.
+        settings: limits and choices.
+
+    Raises:
+        UsageError: no session was given.
+    """
+
+    def __init__(
+        self, *sessions: Connection | Server, settings: PublisherSettings | None = None
+    ) -> None:
+        if not sessions:
+            raise UsageError("a Publisher needs at least one session or server")
+        self.settings = PublisherSettings() if settings is None else settings
+        self._sessions = sessions
+        self._publications: list[Publication] = []
+        self._memory = LayerMemory(
+            StoreBudget(self.settings.store_octets, self._make_room), self.settings.spill
+        )
+
+    @property
+    def publications(self) -> tuple[Publication, ...]:
+        """Publications that are open, oldest first."""
+        return tuple(self._publications)
+
+    @property
+    def held_octets(self) -> int:
+        """Octets of memory that copies of tensors take now."""
+        return self._memory.budget.used
+
+    @asynccontextmanager
+    async def publish(
+        self,
+        prefix: Prefix,
+        *,
+        first_segment_blocks: int | None = None,
+        deterministic: bool = False,
+    ) -> AsyncIterator[Publication]:
+        """Announce a publication of ``prefix``; leaving the context ends it.
+
+        Left in good order, it waits for its subscribers as long as `PublisherSettings.drain` says.
+        Left by an exception, it is aborted and subscribers are told.
+
+        Args:
+            prefix: whose cache is produced.
+            first_segment_blocks: blocks of segment 0, which names the publication; all by
+                default. Chunked prefill publishes each pass as a segment.
+            deterministic: the promise that any publication of this content has bit-identical
+                Objects.
+
+        Raises:
+            RequestError: every session refused the announcement.
+            ConnectionClosed: there is no session any more.
+            UsageError: ``first_segment_blocks`` is not among the prefix's, or the publication is
+                left before every layer was put.
+        """
+        publication = Publication(
+            prefix,
+            [session.origin for session in self._sessions],
+            self._memory,
+            retention=self.settings.retention,
+            cadence=self.settings.cadence,
+            max_manifest_octets=self.settings.max_manifest_octets,
+            max_data_octets=self.settings.max_data_octets,
+            first_segment_blocks=prefix.blocks
+            if first_segment_blocks is None
+            else first_segment_blocks,
+            deterministic=deterministic,
+        )
+        self._publications.append(publication)
+        try:
+            waits = [isinstance(session, Connection) for session in self._sessions]
+            await publication.announce(waits)
+            yield publication
+            await publication.close(self.settings.drain)
+        except BaseException as exc:
+            publication.abort(type(exc).__name__ if not str(exc) else str(exc))
+            raise
+        finally:
+            publication.release()
+            self._publications.remove(publication)
+
+    def _make_room(self, octets: int) -> None:
+        """Retire complete publications, oldest first, until ``octets`` are free."""
+        target = self._memory.budget.used - octets
+        for publication in list(self._publications):
+            if self._memory.budget.used <= target:
+                return
+            if publication.complete:
+                publication.retire()

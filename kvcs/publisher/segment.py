@@ -1,0 +1,263 @@
+"""`Segment`: takes the layers of a run of blocks and publishes their Objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcs.errors import UsageError
+from kvcs.kv import (
+    RAW,
+    Component,
+    DataTrack,
+    Payload,
+    as_host_array,
+    build_payload,
+)
+from kvcs.moqt.errors import PublishDoneCode
+from kvcs.moqt.names import Location
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+
+if TYPE_CHECKING:
+    from kvcs.publisher.publication import Publication
+
+END_OF_TRACK_PRIORITY = 127
+"""Publisher Priority of the Group that ends a data track, behind every layer."""
+
+THREAD_OCTETS = 1 << 20
+"""Layers of more octets than this are copied and hashed in a thread, off the event loop."""
+
+Array = npt.NDArray[Any]
+
+
+def layer_priority(layer: int, layers: int) -> int:
+    """Publisher Priority of a layer's Objects: floor(128 * layer / layers) (KVCS "Objects")."""
+    return 128 * layer // layers
+
+
+class Segment:
+    """A contiguous run of whole blocks; made by `Publication.segment`.
+
+    Layers are put in order, each once. Layer g is Group g of the segment's data tracks and block b
+    its Object b; behind the last Object comes End of Group, and behind the last layer End of Track
+    (KVCS "Groups").
+    """
+
+    def __init__(
+        self, publication: Publication, number: int, first_block: int, blocks: int
+    ) -> None:
+        descriptor = publication.prefix.descriptor
+        self.number = number
+        """Segment number."""
+        self.first_block = first_block
+        """Absolute index of the first block."""
+        self.blocks = blocks
+        """Whole blocks."""
+        self.tokens = blocks * descriptor.block_tokens
+        """Tokens that every layer's arrays have."""
+        self.layers_put = 0
+        """Layers published so far."""
+        self.layers_in_manifest = 0
+        """Layers that the newest manifest version lists; the publication keeps it."""
+        self.objects = 0
+        """Objects with a payload published so far."""
+        self.octets = 0
+        """Their payload octets."""
+        self.track_names = tuple(
+            DataTrack(component, RAW.name, number) for component in descriptor.components
+        )
+        """Names of the data tracks."""
+        self._publication = publication
+        self._descriptor = descriptor
+        self._tracks = {
+            name.component: publication.new_track(name.name) for name in self.track_names
+        }
+        self._expected = 0
+        self._turn = asyncio.Lock()
+
+    @property
+    def tracks(self) -> tuple[Track, ...]:
+        """The data tracks, in the order of `track_names`."""
+        return tuple(self._tracks.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every layer was put."""
+        return self.layers_put == self._descriptor.layers
+
+    async def put(self, layer: int, k: object, v: object = None, *, lend: bool = False) -> None:
+        """Publish one layer as soon as it is computed.
+
+        The arrays are copied before this returns, so an engine may overwrite them then. It waits
+        for copying and hashing, never for a consumer.
+
+        Args:
+            layer: the model's layer index; layers come in order, each once.
+            k: keys, [tokens, kv_heads, head_dim] of the descriptor's dtype, all blocks of the
+                segment and nothing beyond; numpy, or anything that shares host memory. The joint
+                tensor where the model has latent attention.
+            v: values, [tokens, kv_heads, v_head_dim]; left out for latent attention.
+            lend: keep views instead of copies: the arrays must stay unchanged until the
+                publication is closed, and be C-contiguous.
+
+        Raises:
+            UsageError: another layer is due, a shape or dtype is wrong, or the publication has
+                ended. Nothing of the layer is published.
+            StoreFull: the copies fit neither the store nor the spill folder.
+
+        Cancelling leaves the layer unpublished; it may be put again.
+        """
+        self._check_turn(layer)
+        arrays = self._arrays(layer, k, v)
+        self._expected = layer + 1
+        try:
+            async with self._turn:
+                await self._publish(layer, arrays, lend)
+        except BaseException:
+            if self.layers_put <= layer:
+                self._expected = self.layers_put
+            raise
+
+    def finish(self) -> None:
+        """Check that every layer was put.
+
+        Raises:
+            UsageError: layers lack; the message says from which on.
+        """
+        if not self.complete:
+            raise UsageError(
+                f"segment {self.number} is not complete: {self.layers_put} of"
+                f" {self._descriptor.layers} layers were put"
+            )
+
+    # Inner workings
+
+    def _check_turn(self, layer: int) -> None:
+        if not self._publication.is_open:
+            why = self._publication.aborted
+            raise UsageError("the publication has ended" + (f": {why}" if why else ""))
+        layers = self._descriptor.layers
+        if not 0 <= layer < layers:
+            raise UsageError(f"layer {layer} does not exist; the model has layers 0..{layers - 1}")
+        if layer < self._expected:
+            raise UsageError(f"layer {layer} of segment {self.number} was put already")
+        if layer > self._expected:
+            raise UsageError(
+                f"layer {layer} of segment {self.number} came before layer {self._expected};"
+                " layers are put in order"
+            )
+
+    def _arrays(self, layer: int, k: object, v: object) -> tuple[Array, ...]:
+        descriptor = self._descriptor
+        dtype, heads = descriptor.numpy_dtype, descriptor.kv_heads
+        keys = as_host_array(
+            k, dtype, (self.tokens, heads, descriptor.head_dim), f"k of layer {layer}"
+        )
+        if descriptor.latent:
+            if v is not None:
+                raise UsageError("latent attention has one tensor per layer; leave v out")
+            return (keys, np.empty((self.tokens, heads, 0), dtype))
+        if v is None:
+            raise UsageError(f"v of layer {layer} is missing")
+        shape = (self.tokens, heads, descriptor.v_head_dim)
+        return (keys, as_host_array(v, dtype, shape, f"v of layer {layer}"))
+
+    async def _publish(self, layer: int, arrays: tuple[Array, ...], lend: bool) -> None:
+        publication = self._publication
+        octets = sum(array.nbytes for array in arrays)
+        bookkeeping = OBJECT_BOOKKEEPING_OCTETS * self.blocks * len(self.track_names)
+        publication.memory.budget.reserve(bookkeeping)
+        charged = bookkeeping
+        try:
+            held = arrays
+            if not lend:
+                room = publication.memory.room(octets)
+                charged += room.charged
+                held = _placed(arrays, room.octets)
+            if octets > THREAD_OCTETS:
+                payloads = await asyncio.to_thread(self._prepare, layer, held, arrays)
+            else:
+                payloads = self._prepare(layer, held, arrays)
+            publication.charge(charged)
+        except BaseException:
+            publication.memory.budget.release(charged)
+            raise
+        self._send(layer, payloads)
+
+    def _prepare(
+        self, layer: int, held: Sequence[Array], source: Sequence[Array]
+    ) -> list[list[Payload]]:
+        """Copy, encode and hash each block, once; returns payloads by track and block."""
+        for place, array in zip(held, source, strict=True):
+            if place is not array:
+                np.copyto(place, array, casting="no")
+        size = self._descriptor.block_tokens
+        by_component = {Component.K: held[:1], Component.V: held[1:], Component.KV: held}
+        return [
+            [
+                build_payload(
+                    track,
+                    Location(layer, block),
+                    [
+                        array[block * size : (block + 1) * size]
+                        for array in by_component[track.component]
+                    ],
+                    first_block=self.first_block,
+                    descriptor=self._descriptor,
+                    max_data_octets=self._publication.max_data_octets,
+                )
+                for block in range(self.blocks)
+            ]
+            for track in self.track_names
+        ]
+
+    def _send(self, layer: int, payloads: list[list[Payload]]) -> None:
+        publication = self._publication
+        now, layers = publication.now, self._descriptor.layers
+        priority = layer_priority(layer, layers)
+        for name, blocks in zip(self.track_names, payloads, strict=True):
+            track = self._tracks[name.component]
+            for block, payload in enumerate(blocks):
+                header = ObjectHeader(
+                    layer, block, 0, priority, ObjectStatus.NORMAL, b"", payload.octets
+                )
+                track.publish(header, tuple(payload.parts()), now, end_of_group=True, octets=0)
+                self.objects += 1
+                self.octets += payload.octets
+            self._status(track, layer, self.blocks, priority, ObjectStatus.END_OF_GROUP)
+            publication.writer.add_group(name, [payload.header.data_digest for payload in blocks])
+        self.layers_put = layer + 1
+        if self.complete:
+            publication.writer.complete(self.number)
+        publication.layer_completed(self)
+        if self.complete:
+            self._end_tracks(layers)
+
+    def _end_tracks(self, layers: int) -> None:
+        for track in self._tracks.values():
+            # Alone in a Group of its own: some readers stop a stream at its first status.
+            self._status(track, layers, 0, END_OF_TRACK_PRIORITY, ObjectStatus.END_OF_TRACK)
+            track.end(PublishDoneCode.TRACK_ENDED)
+
+    def _status(
+        self, track: Track, group_id: int, object_id: int, priority: int, status: ObjectStatus
+    ) -> None:
+        header = ObjectHeader(group_id, object_id, 0, priority, status, b"", 0)
+        track.publish(header, (), self._publication.now, end_of_group=True, octets=0)
+        track.finish_subgroup(group_id, 0)
+
+
+def _placed(arrays: Sequence[Array], octets: memoryview) -> tuple[Array, ...]:
+    """Arrays like ``arrays`` that lie one behind the other in ``octets``."""
+    placed, start = [], 0
+    for array in arrays:
+        piece = octets[start : start + array.nbytes]
+        placed.append(np.frombuffer(piece, np.uint8).view(array.dtype).reshape(array.shape))
+        start += array.nbytes
+    return tuple(placed)

@@ -32,6 +32,10 @@ PINGS_PER_TIMEOUT: Final = 3
 """Where the peer's idle time-out is shorter than ours, PINGs come at least this often in it."""
 
 
+SHORTEST_LINGER: Final = 0.02
+"""Seconds between CONNECTION_CLOSE and the end, at least: a busy peer is slower than its path."""
+
+
 class Phase(Enum):
     """Where a connection is in its life."""
 
@@ -361,9 +365,12 @@ class ConnectionDriver:
             return
         self._phase = Phase.CLOSING
         now = self._clock.time()
-        over_at = min(self._quic.get_timer() or now, now + self._settings.close_timeout)
+        rtt = self._quic.smoothed_rtt
+        # RFC 9000 §10.2 has three probe time-outs, so as not to answer late packets by stateless
+        # resets, which this library never sends. A peer that goes on is heard within a round trip.
+        wait = self._settings.close_timeout if rtt is None else max(2 * rtt, SHORTEST_LINGER)
         self._cancel_timers()
-        self._set_deadline(over_at, self._finish)
+        self._set_deadline(now + min(wait, self._settings.close_timeout), self._finish)
 
     def _fail(self, event: str) -> None:
         """A fault of ours or of the library: log it, tell the peer nothing of it, and close."""
@@ -397,8 +404,8 @@ class ConnectionDriver:
         except Exception:
             self._log.exception("receiver_failed")
         finally:
-            self._closed.set()
             self._owner.finished(self, ending)
+            self._closed.set()
 
     def _read_ending(self) -> Ending:
         event = self._quic.close_event

@@ -155,6 +155,7 @@ class AioquicListener:
         finally:
             if self._udp is not None:
                 self._udp.close()
+                await self._udp.wait_closed()
 
     # Endpoint
 

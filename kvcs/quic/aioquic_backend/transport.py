@@ -74,8 +74,11 @@ class AioquicTransport(ConnectionDriver):
         return self._quic.largest_datagram() if self._phase is Phase.OPEN else 0
 
     def unacknowledged(self) -> int:
-        """Stream octets handed over that the peer has not acknowledged; `close` loses them."""
-        return self._quic.held
+        """Stream octets handed over that the peer has not acknowledged; `close` loses them.
+
+        A FIN that follows acknowledged octets counts as one. It changes before `batch_received`.
+        """
+        return self._quic.held + self._quic.fins
 
     # Sending
 

@@ -148,6 +148,9 @@ class UdpSocket:
             self._queue.clear()
             self._release()
 
+    async def wait_closed(self) -> None:
+        """Wait until the port is free, which it is at once."""
+
     # What depends on the loop.
 
     def _watch(self) -> None:
@@ -227,6 +230,10 @@ class _PlainProtocol(asyncio.DatagramProtocol):
         self._pending: asyncio.Handle | None = None
         self.paused = False
         self.closed = False
+        self.gone = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         if self.closed:
@@ -277,6 +284,10 @@ class PlainUdp:
         if not self._protocol.closed:
             self._protocol.closed = True
             self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the port is free: the loop closes the socket a little later."""
+        await self._protocol.gone.wait()
 
 
 Udp = UdpSocket | PlainUdp

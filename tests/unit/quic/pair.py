@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -150,7 +150,7 @@ class Side:
         for data, _ in datagrams:
             self.sent.append(data)
             if not self.drop(data):
-                self.clock.call_at(self.clock.time() + DELAY, lambda data=data: self._arrive(data))
+                self.clock.call_at(self.clock.time() + DELAY, partial(self._arrive, data))
 
     def _arrive(self, data: bytes) -> None:
         peer = self.peer

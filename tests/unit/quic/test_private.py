@@ -18,13 +18,15 @@ from tests.unit.quic.pair import PLAIN, Pair
 WINDOW = 64 * 1024
 
 
-def small(**changes: int) -> QuicSettings:
-    """Settings with windows that a test can fill."""
+def small(
+    receive_window: int = WINDOW, stream_receive_window: int = WINDOW, uni_streams: int = 512
+) -> QuicSettings:
+    """Settings with limits that a test can reach."""
     return QuicSettings(
         loopback_datagram_size=1200,
-        receive_window=changes.pop("receive_window", WINDOW),
-        stream_receive_window=changes.pop("stream_receive_window", WINDOW),
-        **changes,
+        receive_window=receive_window,
+        stream_receive_window=stream_receive_window,
+        uni_streams=uni_streams,
     )
 
 

@@ -49,6 +49,7 @@ class Connection(ReceivingConnection):
         )
         self._senders: dict[int, QuicStreamSender] = {}
         self._held = 0
+        self._fins = 0
         self._data_credit = 0
         self.peer_closed = False
         self._loss._pacer = BurstPacer(max_datagram_size=configuration.max_datagram_size)
@@ -61,6 +62,11 @@ class Connection(ReceivingConnection):
         return self._held
 
     @property
+    def fins(self) -> int:
+        """FINs written and not acknowledged, on streams that hold no octets any more."""
+        return self._fins
+
+    @property
     def data_credit(self) -> int:
         """Octets that the peer's connection window lets us add to what is held."""
         return self._data_credit
@@ -70,7 +76,7 @@ class Connection(ReceivingConnection):
 
         Costs one step for each stream that still holds octets, not for each stream ever opened.
         """
-        held = unsent = dropped = 0
+        held = unsent = dropped = fins = 0
         for stream_id, sender in tuple(self._senders.items()):
             size = sender._buffer_stop - sender._buffer_start
             if sender._reset_error_code is not None:
@@ -79,12 +85,15 @@ class Connection(ReceivingConnection):
                 dropped += size
                 del self._senders[stream_id]
             elif not size:
-                del self._senders[stream_id]
+                if sender._buffer_fin is None or sender.is_finished:
+                    del self._senders[stream_id]
+                else:
+                    fins += 1
             else:
                 held += size
                 unsent += sender._buffer_stop - sender.highest_offset
         acknowledged = self._held - held - dropped
-        self._held = held
+        self._held, self._fins = held, fins
         self._data_credit = self._remote_max_data - self._remote_max_data_used - unsent
         return acknowledged
 
@@ -134,9 +143,10 @@ class Connection(ReceivingConnection):
             data = data.cast("B")  # the library trusts len(), which counts rows, not octets
         self.send_stream_data(stream_id, cast(bytes, data), end_stream=fin)
         size = len(data)
-        if size:
+        if size or fin:
             self._senders[stream_id] = self._streams[stream_id].sender
             self._held += size
+            self._fins += fin and not size
             self._data_credit -= size
 
     def abort_sending(self, stream_id: int, code: int) -> None:

@@ -1,0 +1,225 @@
+"""The UDP socket: batches, full sockets, refusals, buffers, and loops that cannot watch one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend import udp
+from kvcs.quic.aioquic_backend.udp import (
+    BATCH,
+    MAX_QUEUED,
+    PlainUdp,
+    Udp,
+    UdpSocket,
+    bound_socket,
+    open_udp,
+    resolve,
+    set_buffers,
+)
+from tests.certificates import PemFiles
+from tests.loopback.recorder import HOST, connect, end, feed, serve
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+class Endpoint:
+    """Records what a socket reports."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = [[]]
+        self.refusals = 0
+        self.unblocks = 0
+        self.changed = asyncio.Event()
+
+    def datagram_received(self, data: bytes, address: Any, now: float) -> None:
+        assert now > 0.0
+        self.batches[-1].append(data)
+
+    def batch_ended(self, now: float) -> None:
+        self.batches.append([])
+        self.changed.set()
+
+    def unblocked(self) -> None:
+        self.unblocks += 1
+        self.changed.set()
+
+    def refused(self) -> None:
+        self.refusals += 1
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10.0):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def received(self) -> list[bytes]:
+        return [data for batch in self.batches for data in batch]
+
+
+class Unwatching(asyncio.SelectorEventLoop):
+    """A loop whose users cannot watch sockets, as Windows' default loop is."""
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+async def test_what_waits_is_read_in_bounded_batches() -> None:
+    endpoint = Endpoint()
+    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024 * 1024)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(receiver.getsockname())
+        for index in range(150):
+            sender.send(index.to_bytes(2, "big"))
+    opened = await open_udp(receiver, endpoint)
+    assert isinstance(opened, UdpSocket)
+    await endpoint.until(lambda: len(endpoint.received) == 150)
+    assert endpoint.received == [index.to_bytes(2, "big") for index in range(150)]
+    assert [len(batch) for batch in endpoint.batches[:3]] == [BATCH, BATCH, 150 - 2 * BATCH]
+    opened.close()
+    opened.close()
+
+
+async def test_a_full_socket_keeps_order_and_reports_when_there_is_room() -> None:
+    # Loopback never fills a sender's buffer; a pair of datagram sockets of the system does.
+    sender, receiver = full_pair()
+    endpoint = Endpoint()
+    opened = await open_udp(sender, endpoint)
+    datagrams = [index.to_bytes(2, "big") * 600 for index in range(300)]
+    opened.send([(data, sender.getpeername()) for data in datagrams[:200]])
+    assert blocked(opened)
+    opened.send([(data, sender.getpeername()) for data in datagrams[200:]])
+    assert endpoint.unblocks == 0
+    received: list[bytes] = []
+    loop = asyncio.get_running_loop()
+    while len(received) < len(datagrams):
+        async with asyncio.timeout(10.0):
+            received.append(await loop.sock_recv(receiver, 65_535))
+    await endpoint.until(lambda: endpoint.unblocks == 1)
+    assert received == datagrams
+    assert not blocked(opened)
+    opened.close()
+    receiver.close()
+
+
+async def test_what_waits_for_a_full_socket_is_bounded() -> None:
+    sender, receiver = full_pair()
+    opened = await open_udp(sender, Endpoint())
+    assert isinstance(opened, UdpSocket)
+    for _ in range(5):
+        opened.send([(bytes(1200), sender.getpeername())] * (MAX_QUEUED // 2))
+    assert len(opened._queue) == MAX_QUEUED
+    opened.close()
+    receiver.close()
+
+
+def full_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected datagram sockets that hold little."""
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for sock in (sender, receiver):
+        sock.setblocking(False)
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return sender, receiver
+
+
+def blocked(opened: Udp) -> bool:
+    """Whether datagrams wait (read anew each time)."""
+    return opened.blocked
+
+
+async def test_a_refusal_is_reported() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((HOST, 0))
+        target = taken.getsockname()
+    endpoint = Endpoint()
+    opened = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), target), endpoint)
+    for _ in range(3):
+        opened.send([(b"anybody?", target)])
+    await endpoint.until(lambda: endpoint.refusals > 0)
+    opened.close()
+    opened.send([(b"too late", target)])
+
+
+async def test_a_datagram_that_the_network_refuses_is_lost_quietly() -> None:
+    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
+    sender = bound_socket(socket.AF_INET, (HOST, 0), None)
+    opened = await open_udp(sender, Endpoint())
+    target = receiver.getsockname()
+    opened.send([(bytes(70_000), target), (b"small", target)])
+    async with asyncio.timeout(10.0):
+        assert await asyncio.get_running_loop().sock_recv(receiver, 65_535) == b"small"
+    opened.close()
+    receiver.close()
+
+
+def test_small_socket_buffers_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "_buffers_reported", set())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, capture_logs() as logs:
+        for _ in range(2):
+            set_buffers(sock, 2**30)
+    warnings = [entry for entry in logs if entry["event"] == "socket_buffer_small"]
+    assert [entry["option"] for entry in warnings] == ["SO_RCVBUF", "SO_SNDBUF"]
+    assert all(entry["got"] < 2**30 and entry["raise_with"] for entry in warnings)
+
+
+def test_sufficient_socket_buffers_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "_buffers_reported", set())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, capture_logs() as logs:
+        set_buffers(sock, 8192)
+    assert logs == []
+
+
+async def test_addresses_are_resolved_without_repeats() -> None:
+    assert await resolve("127.0.0.1", 4433, 4) == [(socket.AF_INET, ("127.0.0.1", 4433))]
+    assert await resolve("::1", 4433, 4) == [(socket.AF_INET6, ("::1", 4433, 0, 0))]
+    found = await resolve("localhost", 4433, 4)
+    assert found
+    assert len(set(found)) == len(found)
+    assert len(await resolve("localhost", 4433, 1)) == 1
+    with pytest.raises(UsageError):
+        await resolve("127.0.0.1", -1, 1)
+
+
+def test_a_loop_that_cannot_watch_sockets_still_carries_connections(files: PemFiles) -> None:
+    content = random.Random(1).randbytes(2 * 1024 * 1024)
+    kinds: list[type[Udp]] = []
+
+    async def transfer() -> None:
+        server = await serve(files)
+        client = await connect(server)
+        kinds.append(type(server.listener._udp))  # type: ignore[arg-type]
+        kinds.append(type(client.transport._wire))  # type: ignore[arg-type]
+        accepted = await server.receiver()
+        feed(client, 2, memoryview(content))
+        await accepted.until(lambda: 2 in accepted.finished)
+        assert accepted.data[2] == content
+        await end(server, client)
+        again = await serve(files, port=server.port)
+        await end(again)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with asyncio.Runner(loop_factory=Unwatching) as runner:
+        runner.run(transfer())
+    assert kinds == [PlainUdp, PlainUdp]
+
+
+def test_such_a_loop_notices_a_closed_port(files: PemFiles) -> None:
+    async def refused() -> str:
+        server = await serve(files)
+        await server.listener.close()
+        with pytest.raises(Exception) as caught:
+            await connect(server)
+        return str(caught.value)
+
+    with asyncio.Runner(loop_factory=Unwatching) as runner:
+        assert "nothing listens" in runner.run(refused())

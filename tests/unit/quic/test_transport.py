@@ -1,0 +1,465 @@
+"""The transport over a network in memory: order of events, credit, races, and every kind of end."""
+
+from __future__ import annotations
+
+import array
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from structlog.testing import capture_logs
+
+from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend import QuicSettings
+from tests.unit.quic.pair import DELAY, PLAIN, Pair, Recorder
+
+
+def ends(receiver: Recorder) -> list[tuple[object, ...]]:
+    """The `closed` calls that a receiver got."""
+    return [call for call in receiver.calls if call[0] == "closed"]
+
+
+def lossy(seed: int, rate: float) -> Callable[[bytes], bool]:
+    """Drop datagrams at random, the same ones in each run."""
+    rng = random.Random(seed)
+    return lambda data: rng.random() < rate
+
+
+# Order of events
+
+
+def test_connected_comes_first_and_closed_last() -> None:
+    pair = Pair()
+    pair.client.transport.send(2, b"data", True)
+    pair.client.transport.close(0x10, "going away")
+    pair.clock.run_for(5.0)
+    assert pair.client.receiver.calls == [
+        ("connected",),
+        ("closed", 0x10, "going away", False),
+    ]
+    assert pair.server.receiver.calls == [
+        ("connected",),
+        ("closed", 0x10, "going away", True),
+    ]
+    assert pair.server.receiver.data == {2: b"data"}, "what was queued left before the close"
+    assert pair.client.transport.is_over and pair.server.transport.is_over
+
+
+def test_both_sides_agree_on_what_was_negotiated() -> None:
+    pair = Pair(client=QuicSettings(idle_timeout=20.0), server=PLAIN)
+    for side in (pair.client, pair.server):
+        negotiated = side.transport.negotiated
+        assert negotiated is not None
+        assert negotiated.alpn == "moqt-22"
+        assert negotiated.datagrams
+        assert negotiated.idle_timeout == 20.0
+
+
+def test_a_batch_is_answered_by_one_transmission() -> None:
+    pair = Pair()
+    server = pair.server.transport
+    answered: set[int] = set()
+
+    def answer(stream_id: int, data: bytes) -> None:
+        if stream_id not in answered:
+            server.send(3 + 4 * len(answered), b"answer", True)
+            server.flush()
+            answered.add(stream_id)
+
+    pair.server.receiver.on_data = answer
+    for index in range(8):
+        pair.client.transport.send(2 + 4 * index, b"x" * 1000, True)
+    pair.client.transport.flush()
+    before = len(pair.server.sent)
+    pair.clock.run_until(lambda: len(answered) == 8)
+    assert len(pair.server.sent) - before == 1, "eight answers in one packet"
+    pair.clock.run_until(lambda: len(pair.client.receiver.finished) == 8)
+
+
+def test_nothing_is_delivered_after_close() -> None:
+    pair = Pair()
+    server = pair.server
+    server.receiver.on_data = lambda stream_id, data: server.transport.close(0, "enough")
+    pair.client.transport.send(2, b"first", True)
+    pair.client.transport.send(6, b"second", True)
+    pair.client.transport.flush()
+    pair.clock.run_for(5.0)
+    assert server.receiver.data == {2: b"first"}
+    assert ends(server.receiver) == [("closed", 0, "enough", False)]
+
+
+# Sending
+
+
+def test_a_view_of_any_format_is_sent_octet_by_octet() -> None:
+    pair = Pair()
+    numbers = array.array("d", [1.0, 2.0, 3.0])
+    pair.client.transport.send(2, memoryview(numbers), True)
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+    assert pair.server.receiver.data[2] == numbers.tobytes()
+
+
+def test_octets_are_copied_by_send() -> None:
+    pair = Pair()
+    buffer = bytearray(b"before")
+    pair.client.transport.send(2, buffer, True)
+    buffer[:] = b"after!"
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+    assert pair.server.receiver.data[2] == b"before"
+
+
+@pytest.mark.parametrize(
+    ("stream_id", "text"),
+    [
+        (6, "2 is the next"),
+        (4, "0 is the next"),
+        (3, "belongs to the peer"),
+        (1, "not been opened"),
+    ],
+)
+def test_streams_are_opened_in_order(stream_id: int, text: str) -> None:
+    transport = Pair().client.transport
+    with pytest.raises(UsageError, match=text):
+        transport.send(stream_id, b"x", False)
+    with pytest.raises(UsageError, match=text):
+        transport.reset(stream_id, 0)
+    assert transport.unacknowledged() == 0
+
+
+def test_nothing_follows_a_fin() -> None:
+    transport = Pair().client.transport
+    transport.send(2, b"x", True)
+    with pytest.raises(UsageError, match="has had its FIN"):
+        transport.send(2, b"y", False)
+
+
+def test_a_stream_that_is_only_received_cannot_be_reset_nor_one_sent_be_stopped() -> None:
+    pair = Pair()
+    pair.client.transport.send(2, b"x", False)
+    pair.client.transport.flush()
+    pair.clock.run_for(0.1)
+    with pytest.raises(UsageError, match="cannot be reset"):
+        pair.server.transport.reset(2, 0)
+    with pytest.raises(UsageError, match="cannot be stopped"):
+        pair.client.transport.stop_sending(2, 0)
+
+
+def test_the_budget_bounds_what_waits_in_the_library() -> None:
+    budget = 100_000
+    pair = Pair(client=QuicSettings(loopback_datagram_size=1200, send_buffer=budget))
+    client = pair.client.transport
+    pair.client.drop = lambda data: True
+    handed = 0
+    while (room := client.octets()) > 0:
+        client.send(2, bytes(min(room, 4000)), False)
+        client.flush()
+        handed += min(room, 4000)
+    assert handed == client.unacknowledged() == budget
+    pair.clock.run_for(2.0)
+    assert client.octets() == 0
+    assert len(pair.client.quic._streams[2].sender._buffer) == budget
+    pair.client.drop = lambda data: False
+    pair.clock.run_until(lambda: client.octets() == budget)
+    assert client.unacknowledged() == 0
+
+
+def test_a_fin_alone_counts_until_it_is_acknowledged() -> None:
+    pair = Pair()
+    client = pair.client.transport
+    client.send(2, b"x", False)
+    client.flush()
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+    client.send(2, b"", True)
+    client.flush()
+    assert client.unacknowledged() == 1
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+    assert pair.server.receiver.finished == {2}
+
+
+def test_nothing_is_built_while_the_wire_is_blocked() -> None:
+    pair = Pair()
+    pair.client.blocked = True
+    before = len(pair.client.sent)
+    pair.client.transport.send(2, b"x", True)
+    pair.client.transport.flush()
+    pair.clock.run_for(0.2)
+    assert len(pair.client.sent) == before
+    pair.client.blocked = False
+    pair.client.transport.wire_unblocked()
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+
+
+def test_a_transfer_survives_loss() -> None:
+    pair = Pair()
+    pair.client.drop, pair.server.drop = lossy(1, 0.05), lossy(2, 0.05)
+    content = random.Random(3).randbytes(300_000)
+    sent = 0
+
+    def pump() -> None:
+        nonlocal sent
+        client = pair.client.transport
+        while sent < len(content) and (room := client.octets()) > 0:
+            piece = content[sent : sent + room]
+            sent += len(piece)
+            client.send(2, piece, sent == len(content))
+        client.flush()
+
+    pair.client.receiver.on_batch = pump
+    pump()
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished, 120.0)
+    assert pair.server.receiver.data[2] == content
+
+
+def test_every_late_fin_arrives_in_spite_of_loss() -> None:
+    pair = Pair()
+    pair.client.drop, pair.server.drop = lossy(4, 0.05), lossy(5, 0.05)
+    client, streams = pair.client.transport, [2 + 4 * index for index in range(200)]
+    for stream_id in streams:
+        client.send(stream_id, b"x", False)
+    client.flush()
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+    for stream_id in streams:
+        client.send(stream_id, b"", True)
+        client.flush()
+    pair.clock.run_until(lambda: len(pair.server.receiver.finished) == len(streams))
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+
+
+# Races at the end of a stream
+
+
+def test_writing_to_a_stopped_stream_is_quiet_before_and_after_its_end() -> None:
+    pair = Pair()
+    client, server = pair.client.transport, pair.server.transport
+    client.send(2, b"x" * 20_000, False)
+    client.flush()
+    pair.clock.run_for(DELAY * 1.5)
+    server.stop_sending(2, 9)
+    server.flush()
+    pair.clock.run_until(lambda: ("stop_sending", 2, 9) in pair.client.receiver.calls)
+    assert client.stream_octets(2) == 0
+    for _ in range(3):
+        client.send(2, b"more", False)
+        client.reset(2, 1)
+        client.flush()
+        pair.clock.run_for(0.2)
+    assert 2 not in pair.client.quic._streams
+    assert client.unacknowledged() == 0
+    assert [c for c in pair.server.receiver.calls if c[0] == "stream_reset"] == [
+        ("stream_reset", 2, 9)
+    ], "the library answered with the peer's code; our reset came too late"
+    assert pair.client.ending is None and pair.server.ending is None
+
+
+def test_a_reset_after_everything_was_acknowledged_is_quiet() -> None:
+    pair = Pair()
+    client = pair.client.transport
+    client.send(2, b"x" * 1000, True)
+    client.flush()
+    pair.clock.run_for(0.2)
+    client.reset(2, 5)
+    client.flush()
+    pair.clock.run_for(0.2)
+    assert pair.server.receiver.finished == {2}
+    assert ("stream_reset", 2, 5) not in pair.server.receiver.calls
+    assert pair.client.ending is None and pair.server.ending is None
+
+
+def test_a_stop_after_the_end_is_quiet() -> None:
+    pair = Pair()
+    pair.client.transport.send(2, b"x", True)
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+    pair.server.transport.stop_sending(2, 5)
+    pair.server.transport.flush()
+    pair.clock.run_for(0.2)
+    pair.server.transport.stop_sending(2, 5)
+    pair.server.transport.stop_sending(6, 5)
+    pair.clock.run_for(0.2)
+    assert pair.client.receiver.calls == [("connected",)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stops_and_resets_at_any_instant_leave_the_connection_alive(seed: int) -> None:
+    rng = random.Random(seed)
+    pair = Pair()
+    pair.client.drop, pair.server.drop = lossy(seed, 0.02), lossy(seed + 100, 0.02)
+    client, server = pair.client.transport, pair.server.transport
+    streams = [2 + 4 * index for index in range(60)]
+
+    def later(action: Callable[[], None]) -> None:
+        pair.clock.call_at(pair.clock.time() + rng.uniform(0, 0.1), action)
+
+    def stop(stream_id: int) -> None:
+        server.stop_sending(stream_id, 7)
+        server.flush()
+
+    def reset(stream_id: int) -> None:
+        client.reset(stream_id, 8)
+        client.flush()
+
+    for stream_id in streams:
+        client.send(stream_id, b"x" * rng.randrange(1, 4000), rng.random() < 0.7)
+        later(partial(stop, stream_id))
+        later(partial(reset, stream_id))
+    client.flush()
+    pair.clock.run_for(3.0)
+    assert pair.client.ending is None and pair.server.ending is None
+    assert client.unacknowledged() == 0
+    client.send(2 + 4 * len(streams), b"alive", True)
+    client.flush()
+    pair.clock.run_until(lambda: 2 + 4 * len(streams) in pair.server.receiver.finished)
+
+
+# The end
+
+
+def test_close_ends_though_the_peer_is_gone() -> None:
+    pair = Pair(client=QuicSettings(loopback_datagram_size=1200, close_timeout=0.5))
+    pair.client.drop = lambda data: True
+    pair.client.transport.close(3, "why not")
+    begun = pair.clock.time()
+    pair.clock.run_until(lambda: bool(ends(pair.client.receiver)))
+    assert pair.clock.time() - begun <= 0.5 + 1e-3
+    pair.client.transport.close(4, "twice")
+    pair.clock.run_for(5.0)
+    assert ends(pair.client.receiver) == [("closed", 3, "why not", False)]
+
+
+def test_a_lost_close_is_repeated_to_a_peer_that_goes_on() -> None:
+    pair = Pair(client=QuicSettings(loopback_datagram_size=1200, close_timeout=5.0))
+    pair.client.drop = lambda data: True
+    pair.client.transport.close(3, "lost once")
+    pair.client.drop = lambda data: False
+    pair.server.transport.send(3, b"are you there?", False)
+    pair.server.transport.flush()
+    pair.clock.run_until(lambda: bool(ends(pair.server.receiver)), 1.0)
+    assert ends(pair.server.receiver) == [("closed", 3, "lost once", True)]
+
+
+def test_silence_ends_a_connection() -> None:
+    settings = QuicSettings(loopback_datagram_size=1200, idle_timeout=4.0, ping_interval=None)
+    pair = Pair(client=settings, server=settings)
+    pair.clock.run_for(8.0)
+    for side in (pair.client, pair.server):
+        assert ends(side.receiver) == [
+            ("closed", None, "idle timeout: nothing was received for 4 s", False)
+        ]
+
+
+def test_pings_keep_a_silent_connection() -> None:
+    settings = QuicSettings(loopback_datagram_size=1200, idle_timeout=4.0, ping_interval=1.0)
+    pair = Pair(client=settings, server=QuicSettings(ping_interval=None))
+    pair.clock.run_for(60.0)
+    assert not ends(pair.client.receiver) and not ends(pair.server.receiver)
+    before = len(pair.client.sent)
+    pair.clock.run_for(20.0)
+    assert 18 <= len(pair.client.sent) - before <= 45, "a PING a second and its acknowledgement"
+
+
+def test_pings_follow_a_peer_with_a_shorter_timeout() -> None:
+    pair = Pair(server=QuicSettings(idle_timeout=3.0, ping_interval=None))
+    pair.clock.run_for(30.0)
+    assert not ends(pair.client.receiver) and not ends(pair.server.receiver)
+
+
+def test_a_vanished_peer_is_noticed_in_spite_of_pings() -> None:
+    settings = QuicSettings(loopback_datagram_size=1200, idle_timeout=4.0, ping_interval=1.0)
+    pair = Pair(client=settings)
+    pair.server.drop = lambda data: True
+    pair.clock.run_for(12.0)
+    assert ends(pair.client.receiver) == [
+        ("closed", None, "idle timeout: nothing was received for 4 s", False)
+    ]
+
+
+def test_a_handshake_that_nobody_answers_is_given_up_without_a_receiver() -> None:
+    pair = Pair(connect=False)
+    pair.client.drop = lambda data: True
+    pair.client.transport.give_up_after(2.0)
+    pair.client.transport.connect(pair.server.address)
+    pair.clock.run_until(lambda: pair.client.ending is not None, 2.1)
+    assert not hasattr(pair.client, "receiver")
+    assert pair.client.transport.is_over
+
+
+def test_a_fault_in_the_receiver_closes_and_tells_the_peer_nothing() -> None:
+    pair = Pair()
+
+    def fault(stream_id: int, data: bytes) -> None:
+        raise RuntimeError("secret detail")
+
+    pair.server.receiver.on_data = fault
+    pair.client.transport.send(2, b"x", True)
+    pair.client.transport.flush()
+    with capture_logs() as logs:
+        pair.clock.run_until(lambda: bool(ends(pair.client.receiver)))
+    pair.clock.run_for(1.0)
+    assert ends(pair.client.receiver) == [("closed", 1, "internal error", True)]
+    assert ends(pair.server.receiver) == [("closed", 1, "internal error", False)]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == [
+        "receiver_failed"
+    ]
+
+
+def test_a_fault_while_closing_still_tells_the_owner() -> None:
+    pair = Pair()
+
+    def fault(code: int | None, reason: str, by_peer: bool) -> None:
+        raise RuntimeError("in closed")
+
+    pair.client.receiver.closed = fault  # type: ignore[method-assign]
+    pair.client.transport.close(0, "")
+    pair.clock.run_for(2.0)
+    assert pair.client.ending is not None
+    assert pair.client.transport.is_over
+
+
+def test_a_peer_that_breaks_flow_control_is_closed_with_a_transport_error() -> None:
+    pair = Pair()
+    pair.client.quic._remote_max_streams_uni = 600  # pretends that it was granted more
+    for index in range(513):
+        pair.client.transport.send(2 + 4 * index, b"x", True)
+    pair.client.transport.flush()
+    pair.clock.run_for(5.0)
+    expected = "QUIC error STREAM_LIMIT_ERROR: Too many streams open"
+    assert ends(pair.server.receiver) == [("closed", None, expected, False)]
+    assert ends(pair.client.receiver) == [("closed", None, expected, True)]
+
+
+def test_a_long_reason_is_cut_and_a_foul_one_cleaned() -> None:
+    pair = Pair()
+    pair.client.transport.close(1, "a\x1b[31m\nb" + "ü" * 2000)
+    pair.clock.run_for(2.0)
+    ((_, code, reason, by_peer),) = ends(pair.server.receiver)
+    assert (code, by_peer) == (1, True)
+    assert isinstance(reason, str) and reason.isprintable()
+    assert reason.startswith("a [31m bü") and len(reason.encode()) <= 512
+
+
+def test_a_connection_that_is_over_takes_every_call_quietly() -> None:
+    pair = Pair()
+    transport = pair.client.transport
+    transport.close(0, "")
+    for _ in range(2):
+        transport.send(2, b"x", True)
+        transport.reset(2, 0)
+        transport.stop_sending(0, 0)
+        transport.send_datagram(b"x")
+        transport.flush()
+        transport.close(0, "")
+        assert (transport.octets(), transport.stream_octets(2)) == (0, 0)
+        assert (transport.uni_streams(), transport.bidi_streams()) == (0, 0)
+        assert transport.datagram_octets() == 0
+        pair.clock.run_for(2.0)
+    assert len(ends(pair.client.receiver)) == 1
+
+
+def test_a_connection_leaves_no_call_on_the_clock() -> None:
+    pair = Pair()
+    pair.client.transport.close(0, "")
+    pair.clock.run_for(10.0)
+    assert not any(call.callback for _, _, call in pair.clock._calls)

@@ -1,7 +1,117 @@
-"""KV caches of language models, published layer by layer over Media over QUIC Transport."""
+"""kvcs: KV caches of language models, published layer by layer over Media over QUIC Transport.
 
-from __future__ import annotations
+import kvcs
 
-__all__ = ["__version__"]
+prefix = kvcs.Prefix(kvcs.Scope(key=scope_key), descriptor, token_ids)
+
+async with kvcs.connect("moqt://relay.example:4433", ca="ca.pem") as session:
+    async with kvcs.Publisher(session).publish(prefix) as publication:       # a producer
+        segment = await publication.segment()
+        for layer, (k, v) in enumerate(prefill()):
+            await segment.put(layer, k, v)
+
+    async with kvcs.Subscriber(session).open(prefix) as cache:               # a consumer
+        async for layer in cache:
+            attend(layer.index, layer.k, layer.v)
+"""
+
+from kvcs.errors import (
+    CacheIncomplete,
+    CertificateError,
+    ConnectionClosed,
+    ConnectionFailed,
+    DescriptorMismatch,
+    FileError,
+    KvcsError,
+    MissingBlocks,
+    ObjectError,
+    PublicationAborted,
+    PublicationError,
+    PublicationNotFound,
+    RequestError,
+    SessionError,
+    StoreFull,
+    StreamError,
+    UsageError,
+)
+from kvcs.kv import (
+    UNPINNED,
+    Descriptor,
+    Manifest,
+    ManifestCadence,
+    Prefix,
+    PublicationNamespace,
+    Scheme,
+    Scope,
+    convert,
+)
+from kvcs.kv import LayerTensors as Layer
+from kvcs.moqt.settings import SessionSettings
+from kvcs.publisher import (
+    Publication,
+    PublicationProgress,
+    Publisher,
+    PublisherSettings,
+    Segment,
+)
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.connection import Connection
+from kvcs.quic.endpoint import Server, connect, serve
+from kvcs.subscriber import (
+    Cache,
+    CacheProgress,
+    CacheReport,
+    PublicationInfo,
+    Subscriber,
+    SubscriberSettings,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "UNPINNED",
+    "Cache",
+    "CacheIncomplete",
+    "CacheProgress",
+    "CacheReport",
+    "CertificateError",
+    "Connection",
+    "ConnectionClosed",
+    "ConnectionFailed",
+    "Descriptor",
+    "DescriptorMismatch",
+    "FileError",
+    "KvcsError",
+    "Layer",
+    "Manifest",
+    "ManifestCadence",
+    "MissingBlocks",
+    "ObjectError",
+    "Prefix",
+    "Publication",
+    "PublicationAborted",
+    "PublicationError",
+    "PublicationInfo",
+    "PublicationNamespace",
+    "PublicationNotFound",
+    "PublicationProgress",
+    "Publisher",
+    "PublisherSettings",
+    "QuicSettings",
+    "RequestError",
+    "Scheme",
+    "Scope",
+    "Segment",
+    "Server",
+    "SessionError",
+    "SessionSettings",
+    "StoreFull",
+    "StreamError",
+    "Subscriber",
+    "SubscriberSettings",
+    "UsageError",
+    "__version__",
+    "connect",
+    "convert",
+    "serve",
+]

@@ -87,7 +87,7 @@ class Namespaces:
                 return watch
         wide = _Shared(prefix)
         for narrow in [shared for shared in self._shared if overlaps(shared.prefix, prefix)]:
-            # One SUBSCRIBE_NAMESPACE of a session may not overlap another (§4): the wide one serves.
+            # Two SUBSCRIBE_NAMESPACEs of a session may not overlap (§4): the wide one serves.
             self._end(narrow)
             wide.watches += narrow.watches
             narrow.watches.clear()
@@ -129,6 +129,7 @@ class Namespaces:
             shared.answered = True
             for watch in shared.watches:
                 watch.answered.set()
+                watch.changed.set()
         elif isinstance(event, events.NamespaceAnnounced):
             shared.serial += 1
             self._note(shared, event.suffix, shared.serial)

@@ -1,0 +1,19 @@
+"""Retrieving a prefix's KV cache, verified, layer by layer (KVCS "Consumer Procedures").
+
+`Subscriber` finds publications of a prefix and opens one; the opened `Cache` hands out each layer
+as soon as every block of it is verified, while later layers are still on the wire.
+"""
+
+from kvcs.subscriber.cache import Cache, CacheProgress, CacheReport
+from kvcs.subscriber.discovery import PublicationInfo
+from kvcs.subscriber.settings import SubscriberSettings
+from kvcs.subscriber.subscriber import Subscriber
+
+__all__ = [
+    "Cache",
+    "CacheProgress",
+    "CacheReport",
+    "PublicationInfo",
+    "Subscriber",
+    "SubscriberSettings",
+]

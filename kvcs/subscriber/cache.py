@@ -1,0 +1,579 @@
+"""`Cache`: one opened publication; hands out verified layers as they become whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from kvcs.errors import (
+    CacheIncomplete,
+    ConnectionClosed,
+    KvcsError,
+    PublicationAborted,
+    PublicationError,
+    UsageError,
+)
+from kvcs.kv import (
+    Component,
+    DataTrack,
+    LayerTensors,
+    Ledger,
+    Manifest,
+    Prefix,
+    SegmentEntry,
+    codec_names,
+    lookup,
+)
+from kvcs.kv.tracks import PublicationNamespace
+from kvcs.moqt.filters import LocationFilter, RangeFilter
+from kvcs.moqt.names import FullTrackName, GroupOrder, TrackNamespace
+from kvcs.moqt.parameters import Parameters
+from kvcs.quic.connection import Connection
+from kvcs.recovery import Recovery
+from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.receiver import TrackReceiver
+from kvcs.subscriber.settings import SubscriberSettings
+
+_log = structlog.get_logger("kvcs.subscriber")
+
+Retrieve = Literal["auto", "subscribe", "fetch"]
+"""How Objects are asked for: a subscription with a fill, a FETCH, or what fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheProgress:
+    """How far a retrieval is."""
+
+    layers_ready: int
+    """Layers that are whole and verified."""
+
+    layers: int
+    """Layers selected."""
+
+    objects_verified: int
+    """Objects that passed every check."""
+
+    objects: int
+    """Objects selected, as far as segments are known."""
+
+    octets: int
+    """Payload octets received, whatever became of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a retrieval was; numbers for logs, tables and metrics."""
+
+    publication: PublicationNamespace
+    """Which publication."""
+
+    tracks: tuple[str, ...]
+    """Data tracks that were taken; each name tells its codec."""
+
+    lossless: bool
+    """Whether every codec used gives back the producer's bits."""
+
+    tokens: int
+    """Tokens verified in every selected layer."""
+
+    layers: int
+    """Layers that are whole and verified."""
+
+    objects: int
+    """Objects verified."""
+
+    octets: int
+    """Payload octets received."""
+
+    tensor_octets: int
+    """Tensor octets verified."""
+
+    duplicates: int
+    """Objects that came again and were dropped."""
+
+    rejected: dict[str, int]
+    """Objects that failed a check, by check."""
+
+    manifest_versions: int
+    """Manifest versions read."""
+
+    refetches: int
+    """FETCHes made in recovery."""
+
+    open_seconds: float
+    """From `open` to the first manifest."""
+
+    first_layer_seconds: float | None
+    """From `open` to the first whole layer."""
+
+    last_layer_seconds: float | None
+    """From `open` to the last whole layer."""
+
+
+class Cache:
+    """An opened publication of a prefix; `Subscriber.open` gives it.
+
+        async for layer in cache:            # verified, in order, as each becomes whole
+            attend(layer.index, layer.k, layer.v)
+
+    Iterating ends once every selected layer was handed out and the newest manifest has confirmed
+    all of them; it raises what `layer` raises.
+
+    Attributes:
+        prefix: the consumer's prefix.
+        namespace: Track Namespace of the publication.
+    """
+
+    def __init__(
+        self,
+        follower: ManifestFollower,
+        prefix: Prefix,
+        settings: SubscriberSettings,
+        *,
+        layers: tuple[int, int] | None,
+        blocks: int | None,
+        retrieve: Retrieve,
+        opened_at: float,
+        deadline_at: float,
+    ) -> None:
+        self.prefix = prefix
+        self.namespace: TrackNamespace = follower.namespace
+        self._connection = follower.connection
+        self._settings = settings
+        self._retrieve = retrieve
+        self._selective = layers is not None or blocks is not None
+        self._ledger = Ledger(
+            prefix.descriptor,
+            blocks=prefix.blocks if blocks is None else blocks,
+            layers=layers,
+            max_data_octets=settings.max_data_octets,
+        )
+        self._follower = follower
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = opened_at
+        self._manifest_at = self._loop.time()
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._error: KvcsError | None = None
+        self._error_is_final = False
+        self._closed = False
+        self._receivers: dict[DataTrack, TrackReceiver] = {}
+        self._requests: list[int] = []
+        self._ended: set[DataTrack] = set()
+        self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
+        self._completion: asyncio.Future[None] = self._loop.create_future()
+        self._stall: asyncio.TimerHandle | None = None
+        self._verified_at_stall = -1
+        self._recovery = Recovery(self, settings)
+        self._deadline = self._loop.call_at(deadline_at, self._deadline_passed)
+        self._deadline_seconds = deadline_at - opened_at
+
+    # What a consumer calls
+
+    async def layer(self, index: int) -> LayerTensors:
+        """Wait for one layer.
+
+        Returns:
+            Its tensors, [tokens, kv_heads, head_dim] of the descriptor's dtype, read-only.
+
+        Raises:
+            UsageError: the layer was not selected.
+            CacheIncomplete: it did not become whole before the deadline, or recovery failed.
+            PublicationAborted: the producer gave the publication up.
+            PublicationError: the publication contradicts itself.
+            ConnectionClosed: the session ended.
+
+        A layer that is whole is returned whatever happened to others, unless the publication
+        contradicted itself.
+        """
+        if index not in self._ledger.layers:
+            first, last = self._ledger.layers[0], self._ledger.layers[-1]
+            raise UsageError(f"layer {index} was not selected; layers {first}..{last} are")
+        if self._error is not None and self._error_is_final:
+            raise self._error
+        if self._ledger.is_ready(index):
+            return self._ledger.layer(index)
+        if self._error is not None:
+            raise self._error
+        future: asyncio.Future[LayerTensors] = self._loop.create_future()
+        waiters = self._waiters.setdefault(index, [])
+        waiters.append(future)
+        try:
+            return await future
+        finally:
+            if future in waiters:
+                waiters.remove(future)
+
+    async def __aiter__(self) -> AsyncIterator[LayerTensors]:
+        """Every selected layer, in order, each as soon as it is whole; then `complete`."""
+        for index in self._ledger.layers:
+            yield await self.layer(index)
+        await self.complete()
+
+    async def complete(self) -> None:
+        """Wait until every selected layer is whole and the manifest says that its segments are.
+
+        Raises:
+            KvcsError: as `layer`.
+        """
+        self._check_completion()
+        await asyncio.shield(self._completion)
+
+    # Facts
+
+    @property
+    def manifest(self) -> Manifest:
+        """Newest manifest that was applied."""
+        manifest = self._ledger.manifest
+        assert manifest is not None  # `start` has applied the first one
+        return manifest
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Selected layers, ascending."""
+        return tuple(self._ledger.layers)
+
+    @property
+    def blocks(self) -> int:
+        """Selected blocks, from the start of the context."""
+        return self._ledger.blocks
+
+    @property
+    def usable_tokens(self) -> int:
+        """Tokens from the start that are verified in every selected layer."""
+        return self._ledger.usable_tokens()
+
+    @property
+    def progress(self) -> CacheProgress:
+        """How far the retrieval is."""
+        ledger = self._ledger
+        per_layer = sum(
+            self._blocks_wanted(entry) * len(self._tracks_of(entry))
+            for entry in self.manifest.segments
+        )
+        return CacheProgress(
+            sum(1 for index in ledger.layers if ledger.is_ready(index)),
+            len(ledger.layers),
+            ledger.counters.verified,
+            per_layer * len(ledger.layers),
+            ledger.counters.octets,
+        )
+
+    @property
+    def report(self) -> CacheReport:
+        """What the retrieval was, so far."""
+        ledger, counters = self._ledger, self._ledger.counters
+        tracks = ledger.tracks
+
+        def since(when: float | None) -> float | None:
+            return None if when is None else when - self._opened_at
+
+        return CacheReport(
+            publication=PublicationNamespace.parse(self.namespace),
+            tracks=tuple(str(track) for track in tracks),
+            lossless=all(lookup(track.codec).lossless for track in tracks),
+            tokens=ledger.usable_tokens(),
+            layers=sum(1 for index in ledger.layers if ledger.is_ready(index)),
+            objects=counters.verified,
+            octets=counters.octets,
+            tensor_octets=counters.verified_octets,
+            duplicates=counters.duplicates,
+            rejected=dict(counters.rejected),
+            manifest_versions=self._follower.versions,
+            refetches=self._recovery.fetches,
+            open_seconds=self._manifest_at - self._opened_at,
+            first_layer_seconds=since(self._first_at),
+            last_layer_seconds=since(self._last_at),
+        )
+
+    # What the Subscriber calls
+
+    def start(self) -> None:
+        """Ask for the data tracks of every segment that the manifest names.
+
+        Raises:
+            PublicationError: the manifest covers nothing of the prefix, or has no track that can
+                be read here.
+        """
+        follower = self._follower
+        manifest = follower.manifest
+        assert manifest is not None
+        follower.on_manifest = self._apply
+        if not manifest.covering(self.prefix):
+            raise PublicationError("the publication has no segment of this prefix")
+        self._apply(manifest)
+
+    def close(self) -> None:
+        """Cancel every request; waiters get what went wrong, or that the cache was closed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._recovery.stop()
+        self._follower.stop()
+        for request_id in self._requests:
+            self._connection.cancel(request_id)
+        for handle in (self._stall, self._deadline):
+            if handle is not None:
+                handle.cancel()
+        self._release_waiters(self._error or CacheIncomplete("the cache was closed"))
+        self._log_end()
+
+    def follower_changed(self) -> None:
+        """The manifest ended or failed."""
+        error = self._follower.error
+        if error is not None:
+            self.failed(error)
+        elif self._follower.ended:
+            self._look_soon()
+
+    # Taker: what receivers tell
+
+    def verified(self) -> None:
+        """An Object was verified; hand out layers that are whole now."""
+        for index in self._ledger.take_ready():
+            now = self._loop.time()
+            if self._first_at is None:
+                self._first_at = now
+            self._last_at = now
+            tensors = self._ledger.layer(index)
+            for future in self._waiters.pop(index, ()):
+                if not future.done():
+                    future.set_result(tensors)
+        self._check_completion()
+
+    def lost(self, track: DataTrack, layer: int | None, reason: str) -> None:
+        """Objects are owed again: fetch them."""
+        if not self._closed and self._error is None:
+            self._recovery.lost(track, layer, reason)
+
+    def track_ended(self, track: DataTrack) -> None:
+        """Nothing more comes of itself on a track: look what lacks once that is so for all."""
+        self._ended.add(track)
+        self._check_completion()
+        self._look_soon()
+
+    def failed(self, error: KvcsError) -> None:
+        """The retrieval cannot go on: every waiter is told, now."""
+        if self._error is not None or self._closed or self._is_complete():
+            return
+        if isinstance(error, ConnectionClosed):
+            incomplete = self._incomplete(str(error))
+            incomplete.__cause__ = error
+            error = incomplete
+        self._error = error
+        # After a contradiction nothing of the publication may be used any more.
+        self._error_is_final = isinstance(error, PublicationError) and not isinstance(
+            error, PublicationAborted
+        )
+        self._recovery.stop()
+        self._release_waiters(error)
+
+    # What Recovery calls
+
+    @property
+    def connection(self) -> Connection:
+        """The session that serves the cache."""
+        return self._connection
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is owed and what is verified."""
+        return self._ledger
+
+    def receiver(self, track: DataTrack) -> TrackReceiver:
+        """Receiver of a data track."""
+        return self._receivers[track]
+
+    def everything_ended(self) -> bool:
+        """Whether nothing more comes of itself on any selected track."""
+        covered = self._ledger.covered == self._ledger.blocks
+        return covered and all(track in self._ended for track in self._ledger.tracks)
+
+    def recovery_failed(self, reason: str) -> None:
+        """Recovery used its time up."""
+        self.failed(self._incomplete(reason))
+
+    # Inner workings
+
+    def _apply(self, manifest: Manifest) -> None:
+        try:
+            self._ledger.apply_manifest(manifest)
+            for entry in manifest.covering(self.prefix)[len(self._segments()) :]:
+                if self._ledger.covered >= self._ledger.blocks:
+                    break
+                self._add_segment(entry)
+        except PublicationError as exc:
+            self.failed(exc)
+            raise
+        self.verified()
+
+    def _segments(self) -> set[int]:
+        return {track.segment for track in self._ledger.tracks}
+
+    def _add_segment(self, entry: SegmentEntry) -> None:
+        tracks = self._tracks_of(entry)
+        self._ledger.add_segment(tracks, entry.blocks)
+        for track in tracks:
+            receiver = TrackReceiver(self._connection, self._ledger, track, self)
+            self._receivers[track] = receiver
+            self._request(track, entry, receiver)
+
+    def _tracks_of(self, entry: SegmentEntry) -> list[DataTrack]:
+        """The k and v track of one codec, or one kv track; lossless, raw first."""
+        available = set(entry.tracks)
+        names = [name for name in codec_names() if lookup(name).lossless]
+        for codec in sorted(names, key=lambda name: (name != "raw", name)):
+            pair = [
+                DataTrack(component, codec, entry.segment)
+                for component in (Component.K, Component.V)
+            ]
+            if available.issuperset(pair):
+                return pair
+            joint = DataTrack(Component.KV, codec, entry.segment)
+            if joint in available:
+                return [joint]
+        shown = ", ".join(str(track) for track in entry.tracks)
+        raise PublicationError(
+            f"segment {entry.segment} has no lossless encoding that can be read here: {shown}"
+        )
+
+    def _blocks_wanted(self, entry: SegmentEntry) -> int:
+        return max(0, min(entry.blocks, self._ledger.blocks - entry.first_block))
+
+    def _request(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> None:
+        fetch = self._retrieve == "fetch" or (
+            self._retrieve == "auto" and self._selective and entry.complete
+        )
+        if fetch:
+            request_id = self._fetch(track, entry, receiver)
+        else:
+            request_id = self._subscribe(track, receiver)
+        self._requests.append(request_id)
+
+    def _subscribe(self, track: DataTrack, receiver: TrackReceiver) -> int:
+        """Next Object and a fill from 0/0: every Object exactly once (KVCS "Retrieval during
+        Production")."""
+        parameters = Parameters.of(
+            subscriber_priority=self._settings.subscriber_priority,
+            group_order=GroupOrder.ASCENDING,
+            location_filter=LocationFilter.next_object(),
+            fill_parameters=Parameters.of(location_filter=LocationFilter.absolute_start(0, 0)),
+        )
+        requester = self._connection.core.requester
+        request_id = requester.subscribe(self._name(track), parameters)
+        self._connection.handle(request_id, receiver.take)
+        return request_id
+
+    def _fetch(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> int:
+        """Layers a to b, and the first n blocks where the peer can filter (KVCS "Retrieval of
+        Completed Caches")."""
+        first, last = self._ledger.layers[0], self._ledger.layers[-1]
+        requester = self._connection.core.requester
+        wanted = self._blocks_wanted(entry)
+        parameters = Parameters.of(
+            subscriber_priority=self._settings.subscriber_priority,
+            group_order=GroupOrder.ASCENDING,
+            location_filter=LocationFilter.group_end(first, 0, last),
+        )
+        if wanted < entry.blocks and requester.peer_filter_ranges >= 1:
+            parameters = parameters.replace(objectid_filter=[RangeFilter(0, ((0, wanted - 1),))])
+        request_id = requester.fetch(self._name(track), parameters)
+
+        def ended(whole: bool) -> None:
+            if not whole:
+                self.lost(track, None, "a fetch was refused or reset")
+            self.track_ended(track)
+
+        self._connection.handle(request_id, lambda event: receiver.take(event, ended))
+        return request_id
+
+    def _name(self, track: DataTrack) -> FullTrackName:
+        return FullTrackName(self.namespace, track.name)
+
+    def _is_complete(self) -> bool:
+        return self._ledger.complete or (
+            # A selection of a segment that is still produced can be whole before its manifest is.
+            self._selective and self._ledger.whole and self._all_listed()
+        )
+
+    def _all_listed(self) -> bool:
+        last = self._ledger.layers[-1]
+        segments = self._segments()
+        return all(
+            entry.layers_listed() > last
+            for entry in self.manifest.segments
+            if entry.segment in segments
+        )
+
+    def _check_completion(self) -> None:
+        if self._completion.done():
+            return
+        if self._error is not None:
+            self._completion.set_exception(self._error)
+            self._completion.exception()  # retrieved: nobody has to wait for it
+        elif self._is_complete():
+            self._completion.set_result(None)
+            self._recovery.stop()
+            self._deadline.cancel()
+
+    def _look_soon(self) -> None:
+        """Once all has ended, what lacks after a short silence is owed."""
+        if self._closed or self._stall is not None or self._is_complete():
+            return
+        self._verified_at_stall = self._ledger.counters.octets
+        self._stall = self._loop.call_later(self._settings.stall, self._look)
+
+    def _look(self) -> None:
+        self._stall = None
+        if self._closed or self._error is not None or self._is_complete():
+            return
+        streams = sum(receiver.open_streams for receiver in self._receivers.values())
+        moved = self._ledger.counters.octets != self._verified_at_stall
+        filled = all(receiver.filled for receiver in self._receivers.values())
+        over = self.everything_ended() or (filled and self.manifest.complete)
+        if moved or streams:
+            self._look_soon()
+        elif over and self._ledger.whole:
+            self._recovery.manifest_missing()
+        elif over:
+            for track in self._ledger.tracks:
+                self._ended.add(track)
+                self.lost(track, None, "the track ended before every object came")
+
+    def _incomplete(self, reason: str) -> CacheIncomplete:
+        return CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
+
+    def _deadline_passed(self) -> None:
+        self.failed(self._incomplete(f"the deadline of {self._deadline_seconds:g} s passed"))
+
+    def _release_waiters(self, error: KvcsError) -> None:
+        waiters, self._waiters = self._waiters, {}
+        for futures in waiters.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+        if not self._completion.done():
+            self._completion.set_exception(error)
+            self._completion.exception()
+
+    def _log_end(self) -> None:
+        report = self.report
+        _log.info(
+            "retrieval_ended",
+            publication=report.publication.publication_id.hex(),
+            outcome="complete" if self._is_complete() else "incomplete",
+            error=None if self._error is None else str(self._error),
+            tokens=report.tokens,
+            layers=report.layers,
+            objects=report.objects,
+            octets=report.octets,
+            duplicates=report.duplicates,
+            rejected=report.rejected,
+            refetches=report.refetches,
+            first_layer_seconds=report.first_layer_seconds,
+            last_layer_seconds=report.last_layer_seconds,
+        )

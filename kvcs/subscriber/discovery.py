@@ -1,0 +1,209 @@
+"""Finding publications of a prefix and choosing one (KVCS "Discovering Publications")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from kvcs.errors import PublicationError, PublicationNotFound
+from kvcs.kv import Manifest, Prefix, PublicationNamespace
+from kvcs.moqt.names import TrackNamespace
+from kvcs.quic.connection import Connection
+from kvcs.quic.namespaces import NamespaceWatch
+from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.settings import SubscriberSettings
+
+_log = structlog.get_logger("kvcs.subscriber")
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationInfo:
+    """A publication that a peer announces."""
+
+    namespace: PublicationNamespace
+    """Scope ID, Compatibility ID, Anchor Key and Publication ID."""
+
+    peer: str
+    """Who announces it."""
+
+
+def publications(watch: NamespaceWatch, peer: str) -> list[PublicationInfo]:
+    """The announced namespaces that are those of KVCS publications, in order of arrival."""
+    found = []
+    for namespace in sorted(watch.namespaces, key=watch.namespaces.__getitem__):
+        try:
+            found.append(PublicationInfo(PublicationNamespace.parse(namespace), peer))
+        except PublicationError as exc:
+            _log.debug("namespace_is_no_publication", reason=str(exc))
+    return found
+
+
+class Discovery:
+    """Looks for publications of one prefix on several sessions and reads their manifests.
+
+    Args:
+        sessions: where to look.
+        prefix: what is wanted; its own Anchor Key is asked for.
+        settings: bounds and waits.
+    """
+
+    def __init__(
+        self, sessions: Sequence[Connection], prefix: Prefix, settings: SubscriberSettings
+    ) -> None:
+        self._sessions = sessions
+        self._prefix = prefix
+        self._settings = settings
+        self._changed = asyncio.Event()
+        self._followers: dict[tuple[Connection, TrackNamespace], ManifestFollower] = {}
+        self._order: dict[tuple[Connection, TrackNamespace], int] = {}
+        self._answered_at: float | None = None
+        self._settled_at: float | None = None
+
+    async def choose(self, until: float, deadline: float) -> ManifestFollower:
+        """Wait for a publication that can be used, and take the best one.
+
+        The best is a complete one, then the one with most blocks, then the last announced, then
+        the lowest Publication ID.
+
+        Args:
+            until: when to give up if nothing is announced, in the loop's clock; not before
+                discovery has listened for its time after REQUEST_OK.
+            deadline: when to give up in any case.
+
+        Returns:
+            Its follower, which has a manifest; the caller stops it.
+
+        Raises:
+            PublicationNotFound: none was there in time; the message tells "nothing was announced"
+                from "the peer did not say".
+            ConnectionClosed: every session has ended.
+            RequestError: every session refused to tell.
+        """
+        watches = {
+            session: session.namespaces.watch(self._prefix.namespace_prefix())
+            for session in self._sessions
+        }
+        chosen: ManifestFollower | None = None
+        try:
+            chosen = await self._choose(watches, until, deadline)
+            return chosen
+        finally:
+            for session, watch in watches.items():
+                session.namespaces.release(watch)
+            for follower in self._followers.values():
+                if follower is not chosen:
+                    follower.stop()
+
+    async def _choose(
+        self, watches: dict[Connection, NamespaceWatch], until: float, deadline: float
+    ) -> ManifestFollower:
+        loop = asyncio.get_running_loop()
+        for watch in watches.values():
+            watch.changed = self._changed  # one event for all that may happen
+        while True:
+            self._changed.clear()
+            self._follow_new(watches)
+            now = loop.time()
+            best, settled = self._best(now)
+            if best is not None:
+                return best
+            errors = [watch.error for watch in watches.values() if watch.error is not None]
+            if len(errors) == len(watches):
+                raise errors[0]
+            give_up = self._give_up_at(watches, until, deadline, now)
+            if now >= give_up:
+                raise self._not_found(watches)
+            await self._wait_until(min(settled, give_up))
+
+    def _give_up_at(
+        self,
+        watches: dict[Connection, NamespaceWatch],
+        until: float,
+        deadline: float,
+        now: float,
+    ) -> float:
+        answered = all(watch.answered.is_set() for watch in watches.values())
+        if self._answered_at is None and answered:
+            self._answered_at = now
+        reading = any(
+            follower.error is None and follower.manifest is None
+            for follower in self._followers.values()
+        )
+        if reading or self._answered_at is None:
+            return deadline
+        return min(deadline, max(until, self._answered_at + self._settings.listen))
+
+    async def _wait_until(self, when: float) -> None:
+        try:
+            async with asyncio.timeout_at(when):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _follow_new(self, watches: dict[Connection, NamespaceWatch]) -> None:
+        for session, watch in watches.items():
+            for namespace, number in watch.namespaces.items():
+                place = (session, namespace)
+                self._order[place] = number
+                live = sum(1 for each in self._followers.values() if each.error is None)
+                if place in self._followers or live >= self._settings.max_candidates:
+                    continue
+                try:
+                    PublicationNamespace.parse(namespace)
+                except PublicationError:
+                    continue
+                follower = ManifestFollower(
+                    session, namespace, self._prefix, self._settings, self._changed.set
+                )
+                self._followers[place] = follower
+                follower.start()
+
+    def _best(self, now: float) -> tuple[ManifestFollower | None, float]:
+        """The publication to take now, or when to look again at the latest."""
+        usable = {
+            place: follower for place, follower in self._followers.items() if follower.error is None
+        }
+        ready = [place for place, follower in usable.items() if follower.manifest is not None]
+        if not ready:
+            return None, float("inf")
+        if self._settled_at is None:
+            self._settled_at = now + self._settings.listen
+        if len(ready) < len(usable) and now < self._settled_at:
+            return None, self._settled_at
+
+        def rank(place: tuple[Connection, TrackNamespace]) -> tuple[bool, int, int, bytes]:
+            manifest = usable[place].manifest
+            assert manifest is not None
+            return (
+                not manifest.complete,
+                -_blocks(manifest, self._prefix),
+                -self._order[place],
+                place[1][-1],
+            )
+
+        return usable[min(ready, key=rank)], now
+
+    def _not_found(self, watches: dict[Connection, NamespaceWatch]) -> PublicationNotFound:
+        failures = [f.error for f in self._followers.values() if f.error is not None]
+        if failures:
+            error = PublicationNotFound(f"no usable publication of the prefix: {failures[-1]}")
+            error.__cause__ = failures[-1]
+            return error
+        silent = [s.peer for s, watch in watches.items() if not watch.answered.is_set()]
+        if silent:
+            return PublicationNotFound(
+                f"unknown whether the prefix is published: {silent[0]} has not answered yet"
+            )
+        if self._followers:
+            return PublicationNotFound("a publication was announced, but its manifest never came")
+        return PublicationNotFound("no publication of the prefix is announced")
+
+
+def _blocks(manifest: Manifest, prefix: Prefix) -> int:
+    try:
+        return sum(entry.blocks for entry in manifest.covering(prefix))
+    except PublicationError:
+        return 0

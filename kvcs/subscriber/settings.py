@@ -1,0 +1,71 @@
+"""The named numbers of a Subscriber, with their defaults and reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvcs.errors import UsageError
+from kvcs.kv import MAX_DATA_OCTETS, ManifestLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberSettings:
+    """Limits and waits of one Subscriber. Times are seconds."""
+
+    recompute_per_1k_tokens: float = 1.0
+    """What recomputing 1,000 tokens takes: recovery is bounded by it (KVCS "Verification and
+    Recovery")."""
+
+    least_deadline: float = 30.0
+    """Shortest default deadline from `open` to the last layer."""
+
+    least_recovery: float = 1.0
+    """Shortest time for recovery, from the first known loss."""
+
+    listen: float = 0.25
+    """How long discovery listens after REQUEST_OK before it says that nothing is there, and for
+    how long the first manifest waits for those of other publications."""
+
+    max_candidates: int = 8
+    """Publications of one prefix whose manifests are read at a time."""
+
+    manifest_limits: ManifestLimits = field(default_factory=ManifestLimits)
+    """Bounds of a manifest."""
+
+    max_data_octets: int = MAX_DATA_OCTETS
+    """Largest Data of one Object."""
+
+    stall: float = 0.3
+    """Silence after the last sign of an end before what lacks is fetched again."""
+
+    retry_pause: float = 0.05
+    """Pause before the second try of a fetch in recovery; doubles up to 16 times itself."""
+
+    subscriber_priority: int = 128
+    """SUBSCRIBER_PRIORITY of every request, 0 first to 255 last."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "recompute_per_1k_tokens",
+            "least_deadline",
+            "least_recovery",
+            "listen",
+            "stall",
+            "retry_pause",
+        ):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0 s, not {getattr(self, name)}")
+        if self.max_candidates < 1:
+            raise UsageError(f"max_candidates must be at least 1, not {self.max_candidates}")
+        if not 0 <= self.subscriber_priority <= 255:
+            raise UsageError(
+                f"subscriber_priority must lie in 0..255, not {self.subscriber_priority}"
+            )
+
+    def deadline(self, tokens: int) -> float:
+        """Default deadline for a prefix: the least one, or twice the estimate of recomputing."""
+        return max(self.least_deadline, 2 * self.recompute_per_1k_tokens * tokens / 1000)
+
+    def recovery(self, tokens: int) -> float:
+        """Bound of recovery for a prefix: the estimate of recomputing it."""
+        return max(self.least_recovery, self.recompute_per_1k_tokens * tokens / 1000)

@@ -3,8 +3,8 @@
 This is the hot path, so it is written by hand. Payload octets are never joined or copied: they
 come out as views of what was fed. Only an item's header that a cut divides is buffered; it is
 completed field by field, each time with just the octets that the next field is known to need. So
-an octet is copied at most once, a header is looked at a bounded number of times whatever the cut,
-and the cost is linear in the stream's length.
+what is buffered never exceeds one header, a header is looked at again only when its next field is
+whole, and the cost is linear in the stream's length whatever the cut.
 
 Types, headers, encoders and datagrams are in modules of their own; all are exported here.
 """

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, overload
 
 from kvcs.errors import SessionError, UsageError
 from kvcs.moqt.errors import (
@@ -61,8 +62,16 @@ class KeyValues:
     items: tuple[tuple[int, Value], ...] = ()
     """Type and value of each pair, in ascending order of types; even types hold an int."""
 
+    @overload
     @classmethod
-    def of(cls, pairs: Mapping[int, Value] | Iterable[tuple[int, Value]] = ()) -> KeyValues:
+    def of(cls, pairs: Mapping[Any, Value]) -> KeyValues: ...
+
+    @overload
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, Value]] = ()) -> KeyValues: ...
+
+    @classmethod
+    def of(cls, pairs: Mapping[Any, Value] | Iterable[tuple[int, Value]] = ()) -> KeyValues:
         """Build a block from types and values; equal types keep their order.
 
         Raises:
@@ -120,7 +129,7 @@ class KeyValues:
                 raise UsageError(f"Key-Value-Pair {type_:#x} behind {previous:#x}")
             parts.append(encode_vi64(type_ - previous))
             previous = type_
-            if isinstance(value, int) == bool(type_ & 1):
+            if not isinstance(value, bytes if type_ & 1 else int):
                 raise UsageError(f"Key-Value-Pair {type_:#x} cannot hold {type(value).__name__}")
             if isinstance(value, int):
                 parts.append(encode_vi64(value))

@@ -130,7 +130,7 @@ class DataStreams:
         """A REQUEST_UPDATE with FILL_PARAMETERS was sent for a subscription."""
         self._fetches[update_id] = expected
 
-    def bind(self, track_alias: int, expected: Expected, now: float) -> None:
+    def bind(self, track_alias: int, expected: Expected) -> None:
         """SUBSCRIBE_OK named the alias of a subscription; early streams of it are given out.
 
         Raises:

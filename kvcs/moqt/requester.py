@@ -75,9 +75,9 @@ class Requester:
             UsageError: the peer accepts no such range filters.
         """
         parameters = self._prepare(name, parameters)
-        request_id = self._session.take_request_id()
+        request_id = self._session.requests.take_id()
         message = messages.Subscribe(request_id, name.namespace, name.name, parameters)
-        self._session.open_request(Kind.SUBSCRIBE, request_id, message)
+        self._session.requests.open(Kind.SUBSCRIBE, request_id, message)
         self._expect(request_id, name, self._fill_order(parameters), fetch=False)
         return request_id
 
@@ -91,9 +91,9 @@ class Requester:
             UsageError: the peer accepts no such range filters.
         """
         parameters = self._prepare(name, parameters)
-        request_id = self._session.take_request_id()
+        request_id = self._session.requests.take_id()
         message = messages.Fetch(request_id, name.namespace, name.name, parameters)
-        self._session.open_request(Kind.FETCH, request_id, message)
+        self._session.requests.open(Kind.FETCH, request_id, message)
         order = GroupOrder(parameters.get(ParameterType.GROUP_ORDER))
         self._expect(request_id, name, order, fetch=True)
         return request_id
@@ -101,11 +101,11 @@ class Requester:
     def track_status(self, name: FullTrackName, parameters: Parameters | None = None) -> int:
         """TRACK_STATUS: what is known of a Track, without a subscription (§9.13)."""
         check_namespace(name.namespace, name.name)
-        request_id = self._session.take_request_id()
+        request_id = self._session.requests.take_id()
         message = messages.TrackStatus(
             request_id, name.namespace, name.name, parameters or Parameters()
         )
-        self._session.open_request(Kind.TRACK_STATUS, request_id, message)
+        self._session.requests.open(Kind.TRACK_STATUS, request_id, message)
         return request_id
 
     def publish_namespace(
@@ -113,9 +113,9 @@ class Requester:
     ) -> int:
         """PUBLISH_NAMESPACE: we have Tracks under a namespace (§9.14)."""
         check_namespace(namespace)
-        request_id = self._session.take_request_id()
+        request_id = self._session.requests.take_id()
         message = messages.PublishNamespace(request_id, namespace, parameters or Parameters())
-        self._session.open_request(Kind.PUBLISH_NAMESPACE, request_id, message)
+        self._session.requests.open(Kind.PUBLISH_NAMESPACE, request_id, message)
         return request_id
 
     def subscribe_namespace(
@@ -127,7 +127,7 @@ class Requester:
             UsageError: the prefix overlaps that of another one of ours on this session.
         """
         check_namespace(prefix)
-        for request in self._session.open_requests():
+        for request in self._session.requests.all():
             message = request.message
             if (
                 request.ours
@@ -135,9 +135,9 @@ class Requester:
                 and overlaps(message.track_namespace_prefix, prefix)
             ):
                 raise UsageError("a SUBSCRIBE_NAMESPACE of this session overlaps the prefix")
-        request_id = self._session.take_request_id()
+        request_id = self._session.requests.take_id()
         subscribe = messages.SubscribeNamespace(request_id, prefix, parameters or Parameters())
-        self._session.open_request(Kind.SUBSCRIBE_NAMESPACE, request_id, subscribe)
+        self._session.requests.open(Kind.SUBSCRIBE_NAMESPACE, request_id, subscribe)
         self._namespaces[request_id] = set()
         return request_id
 
@@ -150,27 +150,27 @@ class Requester:
         Raises:
             UsageError: the request is not established, or the peer's MAX_REQUEST_UPDATES are out.
         """
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         if request is None or not request.ours or request.state is not State.ESTABLISHED:
             raise UsageError(f"request {request_id} is not established")
         options = self._session.peer_options
         limit = None if options is None else options.integer(SetupOption.MAX_REQUEST_UPDATES)
         if limit and len(request.updates) >= limit:
             raise UsageError(f"{limit} REQUEST_UPDATEs of request {request_id} have no answer yet")
-        update_id = self._session.take_request_id()
+        update_id = self._session.requests.take_id()
         expected = self._expected.get(request_id)
         if expected is not None and ParameterType.FILL_PARAMETERS in parameters:
             self._session.data_streams.expect_fill(update_id, expected)
         request.updates.append(update_id)
-        self._session.send(request, messages.RequestUpdate(update_id, parameters))
+        self._session.requests.send(request, messages.RequestUpdate(update_id, parameters))
         return update_id
 
     def cancel(self, request_id: int, code: int = StreamCode.CANCELLED) -> None:
         """Cancel a request of ours: its streams are stopped, nothing more is reported of it."""
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         if request is None or not request.ours:
             return
-        self._session.abandon(request, code)
+        self._session.requests.abandon(request, code)
         self._end(request, code)
 
     def stop_stream(self, stream_id: int, code: int = StreamCode.CANCELLED) -> None:
@@ -179,7 +179,7 @@ class Requester:
 
     # What the peer answers
 
-    def receive(self, request: Request, message: Message, now: float) -> None:
+    def receive(self, request: Request, message: Message) -> None:
         """A message of the peer on a request of ours."""
         if request.state is State.TERMINATED:
             return
@@ -191,19 +191,19 @@ class Requester:
         if isinstance(message, messages.RequestError):
             self._refused(request, message)
         elif isinstance(message, messages.SubscribeOk):
-            self._subscribed(request, message, now)
+            self._subscribed(request, message)
         elif isinstance(message, messages.FetchOk):
             self._fetch_accepted(request, message)
         elif isinstance(message, messages.RequestOk):
             self._accepted(request, message)
         elif isinstance(message, messages.PublishDone):
-            self._publish_done(request, message, now)
+            self._publish_done(request, message)
         elif isinstance(message, messages.Namespace):
             self._announced(request, message.track_namespace_suffix)
         elif isinstance(message, messages.NamespaceDone):
             self._withdrawn(request, message.track_namespace_suffix)
 
-    def side_ended(self, request: Request, code: int | None, now: float) -> None:
+    def side_ended(self, request: Request, code: int | None) -> None:
         """The peer ended or stopped a direction of a request of ours."""
         if request.state is State.TERMINATED or request.request_id in self._done:
             return
@@ -212,7 +212,7 @@ class Requester:
                 return  # the data stream tells how it ends
             if request.kind is Kind.PUBLISH_NAMESPACE and request.state is State.ESTABLISHED:
                 code = None  # FIN: no longer accepted (§6.4.2.3)
-        self._session.abandon(request, StreamCode.CANCELLED)
+        self._session.requests.abandon(request, StreamCode.CANCELLED)
         for suffix in list(self._namespaces.get(request.request_id, ())):
             self.emit(NamespaceWithdrawn(request.request_id, suffix))
         self.emit(RequestCancelled(request.request_id, True, code))
@@ -240,15 +240,15 @@ class Requester:
             if redirect.track_name:
                 raise ProtocolViolation("a Redirect of a namespace request has a Track Name")
         self.emit(RequestRefused(request.request_id, error))
-        self._session.finish(request)
+        self._session.requests.finish(request)
         self._end(request, StreamCode.CANCELLED)
 
-    def _subscribed(self, request: Request, reply: messages.SubscribeOk, now: float) -> None:
+    def _subscribed(self, request: Request, reply: messages.SubscribeOk) -> None:
         if not self._properties_known(request, reply.track_properties):
             return
         self.emit(RequestAccepted(request.request_id, reply))
         expected = self._expected[request.request_id]
-        self._session.data_streams.bind(reply.track_alias, expected, now)
+        self._session.data_streams.bind(reply.track_alias, expected)
 
     def _fetch_accepted(self, request: Request, reply: messages.FetchOk) -> None:
         if not self._properties_known(request, reply.track_properties):
@@ -279,23 +279,23 @@ class Requester:
         if request.kind is Kind.TRACK_STATUS:
             self._complete(request)
 
-    def _publish_done(self, request: Request, done: messages.PublishDone, now: float) -> None:
+    def _publish_done(self, request: Request, done: messages.PublishDone) -> None:
         self._done[request.request_id] = done
         request.state = State.ESTABLISHED  # until its streams are in
         if not self._check_streams(request):
-            self._wait_for_streams(request, now)
+            self._wait_for_streams(request)
 
-    def _wait_for_streams(self, request: Request, now: float) -> None:
-        def expired(later: float) -> None:
+    def _wait_for_streams(self, request: Request) -> None:
+        def expired(now: float) -> None:
             if request.request_id not in self._done:
                 return
             expected = self._expected[request.request_id]
             if expected.open_streams:
-                self._wait_for_streams(request, later)  # they still bring Objects
+                self._wait_for_streams(request)  # they still bring Objects
             else:
                 self._subscription_ended(request, every_stream_seen=False)
 
-        self._session.at(now + self._session.settings.stream_wait, expired)
+        self._session.at(self._session.now + self._session.settings.stream_wait, expired)
 
     def _check_streams(self, request: Request) -> bool:
         done = self._done[request.request_id]
@@ -351,7 +351,7 @@ class Requester:
 
     def stream_ended(self, expected: Expected) -> None:
         """One of a request's data streams ended."""
-        request = self._session.request(expected.request_id)
+        request = self._session.requests.get(expected.request_id)
         if request is None:
             return
         if request.kind is Kind.FETCH:
@@ -393,7 +393,7 @@ class Requester:
 
     def _complete(self, request: Request) -> None:
         """A request ended as it should."""
-        self._session.finish(request)
+        self._session.requests.finish(request)
         self._end(request, StreamCode.CANCELLED)
 
     def _end(self, request: Request, code: int) -> None:
@@ -404,4 +404,4 @@ class Requester:
         expected = self._expected.pop(request_id, None)
         if expected is not None:
             self._session.data_streams.forget(expected, code)
-        self._session.forget(request)
+        self._session.requests.forget(request)

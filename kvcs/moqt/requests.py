@@ -36,7 +36,18 @@ class State(Enum):
     TERMINATED = auto()
 
 
-KINDS: dict[type[Message], Kind] = {
+RequestMessage = (
+    messages.Subscribe
+    | messages.Publish
+    | messages.Fetch
+    | messages.TrackStatus
+    | messages.PublishNamespace
+    | messages.SubscribeNamespace
+    | messages.SubscribeTracks
+)
+"""Messages that may begin a request stream (§6.4)."""
+
+KINDS: dict[type[RequestMessage], Kind] = {
     messages.Subscribe: Kind.SUBSCRIBE,
     messages.Publish: Kind.PUBLISH,
     messages.Fetch: Kind.FETCH,
@@ -45,7 +56,7 @@ KINDS: dict[type[Message], Kind] = {
     messages.SubscribeNamespace: Kind.SUBSCRIBE_NAMESPACE,
     messages.SubscribeTracks: Kind.SUBSCRIBE_TRACKS,
 }
-"""Messages that may begin a request stream (§6.4)."""
+"""What each of them asks for."""
 
 _OK: dict[Kind, type[Message]] = {
     Kind.SUBSCRIBE: messages.SubscribeOk,
@@ -113,7 +124,11 @@ class Request:
     request_id: int
     kind: Kind
     stream_id: int
-    message: Message
+    """-1 while a request of ours waits for stream credit."""
+
+    message: RequestMessage
+    """The message that began it."""
+
     ours: bool
     """Whether this endpoint made it."""
 
@@ -133,8 +148,7 @@ class Request:
     @property
     def parameters(self) -> Parameters:
         """Parameters of the message that began the request."""
-        parameters: Parameters = self.message.parameters  # type: ignore[union-attr]
-        return parameters
+        return self.message.parameters
 
     def receive(self, message: Message) -> None:
         """Take the state on by a message of the peer.

@@ -57,14 +57,11 @@ class Responder:
         self._pending_updates: dict[int, list[messages.RequestUpdate]] = {}
         self._peer_requests = 0
         self._next_alias = 0
-        self._ready_at: dict[int, float] = {}
-        self._now = 0.0
 
     # What the peer asks
 
-    def begin(self, request: Request, now: float) -> None:
+    def begin(self, request: Request) -> None:
         """The first message of a request stream of the peer."""
-        self._now = now
         self._peer_requests += 1
         try:
             if self._peer_requests > self._session.settings.max_peer_requests:
@@ -120,7 +117,7 @@ class Responder:
             outer.replaced_by(fill.items).check(limit)
 
     def _check_overlap(self, request: Request, prefix: TrackNamespace) -> None:
-        for other in self._session.open_requests():
+        for other in self._session.requests.all():
             message = other.message
             if (
                 other is not request
@@ -134,9 +131,8 @@ class Responder:
                     RequestCode.PREFIX_OVERLAP,
                 )
 
-    def receive(self, request: Request, message: Message, now: float) -> None:
+    def receive(self, request: Request, message: Message) -> None:
         """A later message of the peer on its own request: REQUEST_UPDATE (§9.5)."""
-        self._now = now
         if request.state is State.TERMINATED:
             return
         request.receive(message)
@@ -158,10 +154,10 @@ class Responder:
             self._check_filters(update.parameters)
             reply = self._apply(request, update)
         except RequestError as exc:
-            self._session.send(request, _error_message(exc))
+            self._session.requests.send(request, _error_message(exc))
             self._update_failed(request)
             return
-        self._session.send(request, messages.RequestOk(reply, KeyValues()))
+        self._session.requests.send(request, messages.RequestOk(reply, KeyValues()))
 
     def _apply(self, request: Request, update: messages.RequestUpdate) -> Parameters:
         delivery = self._subscriptions.get(request.request_id)
@@ -190,17 +186,16 @@ class Responder:
             if sender is not None:
                 self.reset_sender(sender, StreamCode.CANCELLED)
         else:
-            self._session.finish(request)
+            self._session.requests.finish(request)
             self._session.emit(RequestCancelled(request.request_id, False, None))
             self._end(request)
 
-    def side_ended(self, request: Request, code: int | None, now: float) -> None:
+    def side_ended(self, request: Request, code: int | None) -> None:
         """The peer ended or stopped a direction of its own request."""
-        self._now = now
         if code is None:
             return  # FIN: it has nothing more to say, and still wants what it asked for (§6.4.2.2)
         self._session.emit(RequestCancelled(request.request_id, False, code))
-        self._session.abandon(request, StreamCode.CANCELLED)
+        self._session.requests.abandon(request, StreamCode.CANCELLED)
         self._end(request)
 
     # Answers
@@ -217,7 +212,7 @@ class Responder:
         The Largest Object is read once, for the subscription's range, its fill and LARGEST_OBJECT:
         together they give each Object exactly once.
         """
-        self._now = now
+        self._session.tell_time(now)
         request = self._pending(request_id)
         if request is None:
             return
@@ -234,7 +229,6 @@ class Responder:
             properties = KeyValues()
         self._reply(request, messages.SubscribeOk(alias, _largest(largest), properties))
         self._subscriptions[request_id] = delivery
-        self._ready_at[request_id] = now + self._session.settings.done_delay
         track.listeners.append(delivery)
         fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
@@ -249,7 +243,7 @@ class Responder:
         on_unknown: UnknownHandler | None = None,
     ) -> None:
         """FETCH_OK and the data stream, or REQUEST_ERROR INVALID_RANGE (§9.11, §9.12)."""
-        self._now = now
+        self._session.tell_time(now)
         request = self._pending(request_id)
         if request is None:
             return
@@ -291,7 +285,7 @@ class Responder:
         properties = track.properties
         if request.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
-        self._session.send(
+        self._session.requests.send(
             request, messages.RequestOk(_largest(track.largest), properties), fin=True
         )
         self._end(request)
@@ -306,46 +300,52 @@ class Responder:
         """REQUEST_ERROR and FIN (§9.4)."""
         request = self._pending(request_id)
         if request is not None:
-            self._session.send(request, _error_message(error), fin=True)
+            self._session.requests.send(request, _error_message(error), fin=True)
             self._end(request)
 
     def namespace(self, request_id: int, suffix: TrackNamespace) -> None:
         """NAMESPACE to a SUBSCRIBE_NAMESPACE of the peer; once for each suffix (§9.16)."""
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         if request is None or request.state is not State.ESTABLISHED:
             return
         told = self._namespaces.setdefault(request_id, set())
         if suffix not in told:
             told.add(suffix)
-            self._session.send(request, messages.Namespace(suffix))
+            self._session.requests.send(request, messages.Namespace(suffix))
 
     def namespace_done(self, request_id: int, suffix: TrackNamespace) -> None:
         """NAMESPACE_DONE, where NAMESPACE was sent before (§9.17)."""
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         told = self._namespaces.get(request_id)
         if request is None or told is None or suffix not in told:
             return
         told.remove(suffix)
-        self._session.send(request, messages.NamespaceDone(suffix))
+        self._session.requests.send(request, messages.NamespaceDone(suffix))
 
     def revoke(self, request_id: int, code: int = StreamCode.CANCELLED) -> None:
         """End a request of the peer that was accepted (§6.4.2.3)."""
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         if request is not None and not request.ours:
-            self._session.abandon(request, code)
+            self._session.requests.abandon(request, code)
             self._end(request)
 
     def end_subscription(self, request_id: int, status: int, reason: str = "") -> None:
         """Reset what is open of a subscription, then PUBLISH_DONE and FIN (§9.9)."""
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         delivery = self._subscriptions.get(request_id)
         if request is None or delivery is None:
             return
         delivery.end(_STREAM_CODES.get(status, StreamCode.CANCELLED))
-        self._session.send(
+        self._session.requests.send(
             request, messages.PublishDone(status, delivery.streams_opened, reason), fin=True
         )
         self._end(request)
+
+    def fail_fetch(self, request_id: int, code: int) -> None:
+        """Reset the data stream of a FETCH that was accepted: it cannot be delivered (§9.11)."""
+        sender = self._fetches.get(request_id)
+        if sender is not None:
+            sender.fail(code)
 
     def session_ended(self) -> None:
         """The session is over: leave every Track."""
@@ -376,15 +376,13 @@ class Responder:
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """Everything was sent: PUBLISH_DONE, a little later."""
         request_id = delivery.request_id
-        settings = self._session.settings
-        ready = max(self._ready_at.get(request_id, self._now), self._now + settings.done_delay)
 
         def done(now: float) -> None:
             track = delivery.track
             if not delivery.ended and track.ended is not None and not delivery.open_senders():
                 self.end_subscription(request_id, track.ended, track.ended_reason)
 
-        self._session.at(ready, done)
+        self._session.at(self._session.now + self._session.settings.done_delay, done)
 
     def subscription_failed(self, delivery: SubscriptionDelivery, status: int) -> None:
         """The subscription cannot go on."""
@@ -393,7 +391,7 @@ class Responder:
     # Inner workings
 
     def _pending(self, request_id: int) -> Request | None:
-        request = self._session.request(request_id)
+        request = self._session.requests.get(request_id)
         if request is None:
             return None  # the peer has cancelled it meanwhile
         if request.ours or request.state is not State.PENDING:
@@ -402,7 +400,7 @@ class Responder:
 
     def _reply(self, request: Request, message: Message) -> None:
         request.state = State.ESTABLISHED
-        self._session.send(request, message)
+        self._session.requests.send(request, message)
         for update in self._pending_updates.pop(request.request_id, ()):
             request.updates.pop(0)
             self._update(request, update)
@@ -410,7 +408,7 @@ class Responder:
     def _fetch_closed(self, request: Request) -> None:
         self._fetches.pop(request.request_id, None)
         if request.state is State.ESTABLISHED:
-            self._session.finish(request)
+            self._session.requests.finish(request)
             self._end(request)
 
     def _end(self, request: Request) -> None:
@@ -421,14 +419,13 @@ class Responder:
         self._peer_requests -= 1
         self._pending_updates.pop(request_id, None)
         self._namespaces.pop(request_id, None)
-        self._ready_at.pop(request_id, None)
         delivery = self._subscriptions.pop(request_id, None)
         if delivery is not None:
             delivery.end(StreamCode.CANCELLED)
         sender = self._fetches.pop(request_id, None)
         if sender is not None:
             self.reset_sender(sender, StreamCode.CANCELLED)
-        self._session.forget(request)
+        self._session.requests.forget(request)
 
 
 _STREAM_CODES: dict[int, StreamCode] = {
@@ -473,6 +470,8 @@ def _fetch_end(track: Track, span: Range) -> tuple[Location, bool]:
     if track.final is not None and end >= track.final:
         return max(track.final, span.start), True
     if end.object == MAX_VI64:
+        if track.first_unknown(max(span.start, Location(end.group, 0)), end) is not None:
+            return end, False  # a cache that does not know how far the Group goes
         # A whole Group: the largest Object known of it, status included.
         group = track.groups.get(end.group)
         if group is not None and group.object_ids:

@@ -1,0 +1,321 @@
+"""The request streams of a session: one bidirectional stream for each request (MOQT §6.4).
+
+This knows streams, Request IDs and frames; what the messages mean is for `requester` (requests of
+ours) and `responder` (those of the peer).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvcs.errors import UsageError
+from kvcs.moqt import messages
+from kvcs.moqt.actions import ResetStream, Send, StopSending
+from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, StreamCode
+from kvcs.moqt.messages import Message
+from kvcs.moqt.parameters import check_scope
+from kvcs.moqt.requests import (
+    KINDS,
+    UPDATE_SCOPES,
+    Kind,
+    Request,
+    RequestIds,
+    RequestMessage,
+    State,
+)
+from kvcs.moqt.settings import Role
+from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
+
+if TYPE_CHECKING:
+    from kvcs.moqt.session import Session
+
+MAX_HELD_OCTETS = 1 << 20
+"""Octets of request streams held while the peer's SETUP is on its way."""
+
+HELD_STREAM_OCTETS = 256
+"""What each held stream counts beside its octets."""
+
+MAX_WAITING_REQUESTS = 1024
+"""Requests of ours that wait for the peer's stream credit."""
+
+_REQUEST_TYPES = frozenset(TYPE_IDS[cls] for cls in KINDS)
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A stream of the peer whose first message is not whole yet, or waits for SETUP."""
+
+    stream_id: int
+    data: bytearray = field(default_factory=bytearray)
+    """Octets that were not read yet."""
+
+    fin: bool = False
+    stopped: int | None = None
+    """Code of a STOP_SENDING that overtook the request, which is cancelled once it is here."""
+
+    reader: MessageReader = field(default_factory=lambda: MessageReader(_REQUEST_TYPES))
+
+
+class RequestStreams:
+    """Requests of both sides and their streams.
+
+    Args:
+        session: the session that they belong to.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._by_stream: dict[int, Request] = {}
+        self._by_id: dict[int, Request] = {}
+        self._arriving: dict[int, _Arriving] = {}
+        self._waiting: deque[Request] = deque()
+        self._held_octets = 0
+        self._parity = 1 if session.role is Role.SERVER else 0
+        self._next_id = self._next_stream = self._parity
+        self._peer_ids = RequestIds()
+        self._peer_streams = RequestIds()
+
+    def get(self, request_id: int) -> Request | None:
+        """A live request by its ID."""
+        return self._by_id.get(request_id)
+
+    def all(self) -> list[Request]:
+        """Requests of both sides that are not over."""
+        return list(self._by_id.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests of ours that wait for stream credit."""
+        return len(self._waiting)
+
+    # Requests of ours
+
+    def take_id(self) -> int:
+        """The next Request ID of this endpoint (§6.4.2.1)."""
+        taken = self._next_id
+        self._next_id += 2
+        return taken
+
+    def open(self, kind: Kind, request_id: int, message: RequestMessage) -> Request:
+        """Make a request of ours; it goes out as soon as there is stream credit.
+
+        Raises:
+            UsageError: the session is closed, or too many requests wait for credit.
+        """
+        if self._session.closed:
+            raise UsageError("the session is closed")
+        if len(self._waiting) >= MAX_WAITING_REQUESTS:
+            raise UsageError(
+                f"{MAX_WAITING_REQUESTS} requests wait for the peer's stream credit already"
+            )
+        request = Request(request_id, kind, -1, message, ours=True)
+        self._by_id[request_id] = request
+        self._waiting.append(request)
+        self._session.wake()
+        return request
+
+    def open_next(self) -> Send:
+        """The first octets of the request that has waited longest; there has to be one."""
+        request = self._waiting.popleft()
+        request.stream_id = self._next_stream
+        self._next_stream += 4
+        self._by_stream[request.stream_id] = request
+        return Send(request.stream_id, (encode_message(request.message),), request.sending_ended)
+
+    # Sending and ending
+
+    def send(self, request: Request, message: Message, *, fin: bool = False) -> None:
+        """Send a message on a request's stream; nothing where our direction has ended."""
+        if request.sending_ended:
+            return
+        if request.stream_id < 0:
+            raise UsageError("the request has no stream yet")
+        request.sending_ended = fin
+        self._session.act(Send(request.stream_id, (encode_message(message),), fin))
+
+    def finish(self, request: Request) -> None:
+        """FIN our direction of a request's stream, once."""
+        if not request.sending_ended and request.stream_id >= 0:
+            request.sending_ended = True
+            self._session.act(Send(request.stream_id, (), fin=True))
+
+    def abandon(self, request: Request, code: int) -> None:
+        """Reset our direction and stop the peer's, where they are open (§6.4.2.3)."""
+        if request.stream_id < 0:
+            if request in self._waiting:
+                self._waiting.remove(request)
+            return
+        if not request.sending_ended:
+            request.sending_ended = True
+            self._session.act(ResetStream(request.stream_id, code))
+        if not request.receiving_ended:
+            self._session.act(StopSending(request.stream_id, code))
+
+    def forget(self, request: Request) -> None:
+        """Drop a request whose work is done; its stream is read over until it ends."""
+        self._by_id.pop(request.request_id, None)
+        request.state = State.TERMINATED
+        self._release(request)
+
+    def clear(self) -> None:
+        """The session is over."""
+        self._by_id.clear()
+        self._by_stream.clear()
+        self._arriving.clear()
+        self._waiting.clear()
+
+    # Inputs
+
+    def receive(self, stream_id: int, data: bytes, fin: bool) -> None:
+        """Octets of a bidirectional stream.
+
+        Raises:
+            SessionError: they break a rule.
+        """
+        request = self._by_stream.get(stream_id)
+        if request is not None:
+            self._take(request, request.reader.feed(data), fin)
+        elif not self._is_ours(stream_id):  # else it belongs to a request that is over
+            arriving = self._arrive(stream_id)
+            arriving.data += data
+            arriving.fin = fin
+            if self._session.peer_options is None:
+                self._hold(len(data))
+            else:
+                self._begin(arriving)
+
+    def receive_held(self) -> None:
+        """The peer's SETUP is here: take what overtook it (§6.3)."""
+        self._held_octets = 0
+        for arriving in list(self._arriving.values()):
+            self._begin(arriving)
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """The peer reset its direction of a stream."""
+        request = self._by_stream.get(stream_id)
+        if request is not None:
+            request.receiving_ended = True
+            self._side_ended(request, code)
+        elif not self._is_ours(stream_id):
+            # It never said what it wants; there is nothing to end but our direction.
+            arriving = self._arriving.pop(stream_id, None)
+            if arriving is not None and self._session.peer_options is None:
+                self._held_octets -= HELD_STREAM_OCTETS + len(arriving.data)
+            new = self._peer_streams.add(stream_id >> 2)
+            if new or (arriving is not None and arriving.stopped is None):
+                self._session.act(ResetStream(stream_id, StreamCode.CANCELLED))
+
+    def stopped(self, stream_id: int, code: int) -> None:
+        """The peer stopped our direction of a stream; the transport has reset it."""
+        request = self._by_stream.get(stream_id)
+        if request is not None:
+            request.sending_ended = True
+            self._side_ended(request, code)
+        elif not self._is_ours(stream_id):
+            arriving = self._arriving.get(stream_id)
+            if arriving is None and self._peer_streams.add(stream_id >> 2):
+                arriving = self._arrive(stream_id)
+            if arriving is not None:
+                arriving.stopped = code
+
+    def check_peer_id(self, request_id: int) -> None:
+        """Hold a Request ID of the peer to §6.4.2.1.
+
+        Raises:
+            InvalidRequestId: wrong parity, or used before.
+        """
+        if request_id & 1 == self._parity:
+            raise InvalidRequestId(f"Request ID {request_id} has the wrong parity")
+        if not self._peer_ids.add(request_id >> 1):
+            raise InvalidRequestId(f"Request ID {request_id} was used before")
+
+    # Inner workings
+
+    def _is_ours(self, stream_id: int) -> bool:
+        return (stream_id & 1) == self._parity
+
+    def _arrive(self, stream_id: int) -> _Arriving:
+        arriving = self._arriving.get(stream_id)
+        if arriving is None:
+            self._peer_streams.add(stream_id >> 2)
+            arriving = self._arriving[stream_id] = _Arriving(stream_id)
+            if self._session.peer_options is None:
+                self._hold(HELD_STREAM_OCTETS)
+        return arriving
+
+    def _hold(self, octets: int) -> None:
+        self._held_octets += octets
+        if self._held_octets > MAX_HELD_OCTETS:
+            raise ProtocolViolation("too many requests before SETUP")
+
+    def _begin(self, arriving: _Arriving) -> None:
+        """Read what has come of a new stream; a whole first message makes it a request."""
+        received = arriving.reader.feed(arriving.data)
+        arriving.data = bytearray()
+        if not received:
+            if arriving.fin:
+                self._ended_without_request(arriving)
+            return
+        first = received[0]
+        assert isinstance(first, RequestMessage)  # the reader lets nothing else come first
+        del self._arriving[arriving.stream_id]
+        self.check_peer_id(first.request_id)
+        request = Request(
+            first.request_id,
+            KINDS[type(first)],
+            arriving.stream_id,
+            first,
+            ours=False,
+            reader=arriving.reader,
+        )
+        self._by_id[request.request_id] = request
+        self._by_stream[request.stream_id] = request
+        self._session.responder.begin(request)
+        if arriving.stopped is not None:
+            request.sending_ended = True
+            self._side_ended(request, arriving.stopped)
+        self._take(request, received[1:], arriving.fin)
+
+    def _ended_without_request(self, arriving: _Arriving) -> None:
+        if arriving.reader.pending:
+            raise ProtocolViolation("a request stream ended inside a message")
+        del self._arriving[arriving.stream_id]
+        if arriving.stopped is None:
+            self._session.act(ResetStream(arriving.stream_id, StreamCode.CANCELLED))
+
+    def _take(self, request: Request, received: list[Message], fin: bool) -> None:
+        for message in received:
+            if isinstance(message, messages.Goaway):
+                self._session.control.take_goaway(message, request)
+            elif request.ours:
+                self._session.requester.receive(request, message)
+            else:
+                self._check_update(request, message)
+                self._session.responder.receive(request, message)
+        if fin:
+            if request.reader.pending:
+                raise ProtocolViolation("a request stream ended inside a message")
+            request.receiving_ended = True
+            self._side_ended(request, None)
+
+    def _check_update(self, request: Request, message: Message) -> None:
+        if isinstance(message, messages.RequestUpdate):
+            scope = UPDATE_SCOPES.get(request.kind)
+            if scope is None:
+                raise ProtocolViolation("REQUEST_UPDATE on a TRACK_STATUS request")
+            check_scope(message.parameters, scope)
+            self.check_peer_id(message.request_id)
+
+    def _side_ended(self, request: Request, code: int | None) -> None:
+        if request.state is not State.TERMINATED:
+            half = self._session.requester if request.ours else self._session.responder
+            half.side_ended(request, code)
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Forget the stream of a finished request once the peer's direction has ended."""
+        if request.state is State.TERMINATED and request.receiving_ended:
+            self._by_stream.pop(request.stream_id, None)
+            self._by_id.pop(request.request_id, None)

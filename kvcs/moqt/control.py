@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcs.errors import UsageError
+from kvcs.errors import RequestError, SessionError, UsageError
 from kvcs.moqt import messages
 from kvcs.moqt.actions import Send
-from kvcs.moqt.errors import ProtocolViolation, SessionCode
+from kvcs.moqt.errors import ProtocolViolation, RequestCode, SessionCode
 from kvcs.moqt.events import GoawayReceived, SessionEstablished
 from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
 from kvcs.moqt.requests import Request
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _FIRST = frozenset({TYPE_IDS[messages.Setup]})
 _LATER = frozenset({TYPE_IDS[messages.Goaway]})
+_TOKEN_CODES: dict[int, SessionCode] = {
+    RequestCode.MALFORMED_AUTH_TOKEN: SessionCode.MALFORMED_AUTH_TOKEN,
+    RequestCode.UNKNOWN_AUTH_TOKEN_ALIAS: SessionCode.UNKNOWN_AUTH_TOKEN_ALIAS,
+}
+"""Session codes for what is wrong with a token of SETUP (§8.9)."""
 
 
 def setup_options(role: Role, settings: SessionSettings) -> KeyValues:
@@ -104,7 +109,12 @@ class ControlStreams:
     def _take_setup(self, setup: messages.Setup) -> None:
         session = self._session
         check_setup_options(setup.options, from_client=session.role is Role.SERVER)
-        tokens = session.tokens.process(setup_tokens(setup.options), in_setup=True)
+        try:
+            tokens = session.tokens.process(setup_tokens(setup.options), in_setup=True)
+        except RequestError as exc:
+            # SETUP has no reply that could refuse it.
+            code = _TOKEN_CODES.get(exc.code, SessionCode.UNAUTHORIZED)
+            raise SessionError(exc.reason, code) from exc
         self.peer_options = setup.options
         session.emit(SessionEstablished(setup.options, tokens))
 

@@ -16,7 +16,6 @@ from kvcs.moqt.actions import Buffer
 from kvcs.moqt.data import (
     FetchEncoder,
     FetchHeader,
-    ObjectDatagram,
     ObjectHeader,
     ObjectStatus,
     RangeKind,
@@ -120,6 +119,11 @@ class ObjectSender(ABC):
             if self.on_closed is not None:
                 self.on_closed()
 
+    def _count(self, stored: StoredObject) -> None:
+        """An Object was handed over whole."""
+        self.track.objects_sent += 1
+        self.track.octets_sent += stored.header.payload_length
+
     def _payload(self, stored: StoredObject, offset: int, limit: int, data: list[Buffer]) -> int:
         """Append payload views to ``data``; returns the new offset."""
         for view in stored.views(offset, limit):
@@ -164,7 +168,7 @@ class SubgroupSender(ObjectSender):
         self._track_alias = track_alias
         self._group_order = group_order
         self._encoder: SubgroupEncoder | None = None
-        self._in_object = False
+        self._current: StoredObject | None = None
         self._omitted = False
 
     def key(self) -> SendKey:
@@ -184,9 +188,13 @@ class SubgroupSender(ObjectSender):
         data: list[Buffer] = []
         while self._index < len(subgroup.objects):
             stored = subgroup.objects[self._index]
-            if not self._in_object:
+            if self._current is None:
                 if not self._wanted(stored):
                     self._index += 1
+                    continue
+                if stored.failed:
+                    self._index += 1
+                    self._omitted = True  # its rest never came
                     continue
                 if self._starts_new_stream(stored):
                     self.continues_at = self._index
@@ -194,7 +202,7 @@ class SubgroupSender(ObjectSender):
                 if self.track.expired(stored, now):
                     return Piece(data, reset=StreamCode.DELIVERY_TIMEOUT)
                 data.extend(self._object_start(stored))
-                self._in_object = True
+                self._current = stored
             self._offset = self._payload(stored, self._offset, limit, data)
             if self._offset < stored.header.payload_length:
                 if stored.failed:
@@ -204,7 +212,8 @@ class SubgroupSender(ObjectSender):
                 return Piece(data) if data else None
             self._index += 1
             self._offset = 0
-            self._in_object = False
+            self._current = None
+            self._count(stored)
             break
         return self._ending(data)
 
@@ -214,7 +223,7 @@ class SubgroupSender(ObjectSender):
         objects = self.subgroup.objects
         if self._index >= len(objects):
             return False
-        return not self._in_object or objects[self._index].received > self._offset
+        return self._current is None or objects[self._index].received > self._offset
 
     def _ending(self, data: list[Buffer]) -> Piece | None:
         subgroup = self.subgroup
@@ -260,59 +269,6 @@ class SubgroupSender(ObjectSender):
         return pieces
 
 
-class DatagramSender(ObjectSender):
-    """Delivers one Object whose delivery mode is Datagram (MOQT §11.2)."""
-
-    def __init__(
-        self,
-        host: Host,
-        track: Track,
-        stored: StoredObject,
-        *,
-        track_alias: int,
-        subscriber_priority: int,
-        group_order: GroupOrder,
-    ) -> None:
-        super().__init__(host, track, subscriber_priority)
-        self._stored = stored
-        self._track_alias = track_alias
-        self._group_order = group_order
-
-    def key(self) -> SendKey:
-        """Place in the order; a datagram goes before a Subgroup of its Group (MOQT §5.1)."""
-        header = self._stored.header
-        priority = header.publisher_priority
-        return send_key(
-            subscriber_priority=self.subscriber_priority,
-            publisher_priority=self.track.default_priority if priority is None else priority,
-            group_id=header.group_id,
-            group_order=self._group_order,
-            is_fill=False,
-            position=-1,
-        )
-
-    @property
-    def has_more(self) -> bool:
-        """One Object, one datagram."""
-        return False
-
-    def next_piece(self, limit: int, now: float) -> Piece | None:
-        """The datagram; see `ObjectSender`."""
-        stored = self._stored
-        header = stored.header
-        payload = b"".join(stored.views(0, header.payload_length))
-        datagram = ObjectDatagram(
-            track_alias=self._track_alias,
-            group_id=header.group_id,
-            object_id=header.object_id,
-            publisher_priority=header.publisher_priority,
-            properties=header.properties,
-            status=header.status,
-            payload=payload,
-        )
-        return Piece([], datagram=datagram.encode())
-
-
 class _Step(Enum):
     """What `RangeSender` found next."""
 
@@ -348,6 +304,7 @@ class RangeSender(ObjectSender):
         super().__init__(host, track, subscriber_priority)
         self.request_id = request_id
         self.fill_timeout_ms = fill_timeout_ms
+        """FILL_TIMEOUT of the request; None where it has none."""
         self._group_order = group_order
         self._order_differs = live_order is not None and live_order is not group_order
         self._filters = filters
@@ -359,10 +316,14 @@ class RangeSender(ObjectSender):
         self._offset = 0
         self._group_id = span.start.group
         self._priority = 0
+        self.asked_at = 0.0
+        """When `UnknownHandler` was asked last, in the caller's clock."""
         self._asked: UnknownRun | None = None
         self._give_up: RangeKind | None = None
         self._failure: int | None = None
         self._waiting = False
+        self._waited = 0.0
+        self._waiting_since: float | None = None
 
     def key(self) -> SendKey:
         """Place in the order (MOQT §5.1)."""
@@ -380,6 +341,21 @@ class RangeSender(ObjectSender):
     def has_more(self) -> bool:
         """Whether another call of `next_piece` may give something now."""
         return not self._waiting
+
+    @property
+    def group_order(self) -> GroupOrder:
+        """Order of the Groups on the stream."""
+        return self._group_order
+
+    def waited(self, now: float) -> float:
+        """Seconds in all that this waited for runs that were looked up (FILL_TIMEOUT, §9.20)."""
+        since = self._waiting_since
+        return self._waited if since is None else self._waited + now - since
+
+    def ask_again(self) -> None:
+        """The answer for the run that was asked for is out: ask again for what is still unknown."""
+        self._asked = None
+        self.wake()
 
     def give_up(self, kind: RangeKind) -> None:
         """Mark runs that are unknown from here on as ``kind`` instead of waiting for them."""
@@ -410,6 +386,8 @@ class RangeSender(ObjectSender):
                 return Piece(data, fin=True)
             if step is _Step.WAIT:
                 self._waiting = True
+                if self._waiting_since is None:
+                    self._waiting_since = now
                 self.track.watch(self)
                 return Piece(data) if data else None
         stored = self._current
@@ -424,6 +402,7 @@ class RangeSender(ObjectSender):
             return Piece(data) if data else None
         self._reader.passed(stored.header.location)
         self._current, self._offset = None, 0
+        self._count(stored)
         upcoming = self._reader.peek(now)
         if isinstance(upcoming, StoredObject):
             self._describe(upcoming.header)  # `key` tells where the next Object stands
@@ -441,7 +420,7 @@ class RangeSender(ObjectSender):
             if upcoming is None:
                 return _Step.END
             if isinstance(upcoming, UnknownRun):
-                if not self._resolve(upcoming, data):
+                if not self._resolve(upcoming, data, now):
                     return _Step.WAIT
                 continue
             header = upcoming.header
@@ -456,15 +435,16 @@ class RangeSender(ObjectSender):
             if header.publisher_priority is None:
                 header = replace(header, publisher_priority=self._priority)
             self._current, self._offset = upcoming, 0
+            self._waited, self._waiting_since = self.waited(now), None
             data.append(self._encoder.object(header))
             return _Step.OBJECT
 
-    def _resolve(self, run: UnknownRun, data: list[Buffer]) -> bool:
+    def _resolve(self, run: UnknownRun, data: list[Buffer], now: float) -> bool:
         """Have an unknown run looked up, or give it up; False while it is being looked up."""
         if self._give_up is None:
             if self._asked == run:
                 return False  # woken by something else, the answer is still out
-            self._asked = run
+            self._asked, self.asked_at = run, now
             if self._on_unknown is not None and self._on_unknown(self, run):
                 return False
         kind = RangeKind.UNKNOWN if self._give_up is None else self._give_up

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kvcs.moqt.datagram_sender import DatagramSender
 from kvcs.moqt.delivery import (
-    DatagramSender,
     Host,
     ObjectSender,
     RangeSender,
@@ -91,7 +91,7 @@ class SubscriptionDelivery:
         self._filter = location_filter(parameters)
         self._filters = RangeFilters.of(parameters.items)
         self._span = self._resolve(largest)
-        self._senders: dict[tuple[int, int], SubgroupSender] = {}
+        self._senders: dict[Subgroup, SubgroupSender] = {}
         self._fills: list[RangeSender] = []
 
     def _resolve(self, largest: Location | None) -> Range:
@@ -174,8 +174,7 @@ class SubscriptionDelivery:
         if stored.header.subgroup_id is None:
             self._send_datagram(stored)
             return
-        place = (subgroup.group_id, subgroup.subgroup_id)
-        sender = self._senders.get(place)
+        sender = self._senders.get(subgroup)
         if sender is None:
             if stored.header.location not in self._span:
                 return
@@ -201,20 +200,23 @@ class SubscriptionDelivery:
 
     def subgroup_ended(self, subgroup: Subgroup) -> None:
         """The Subgroup has its last Object, or was reset."""
-        sender = self._senders.get((subgroup.group_id, subgroup.subgroup_id))
+        sender = self._senders.get(subgroup)
         if sender is None:
             return
         if sender.closed:
-            del self._senders[subgroup.group_id, subgroup.subgroup_id]
+            del self._senders[subgroup]
         else:
             self.host.schedule(sender)
 
     def group_evicted(self, group: Group) -> None:
         """The Group is gone: Objects of it that are still owed cannot be delivered."""
-        for (group_id, _), sender in list(self._senders.items()):
-            if group_id == group.group_id and not sender.closed:
+        for subgroup, sender in list(self._senders.items()):
+            if subgroup.group_id != group.group_id:
+                continue
+            if not sender.closed:
                 self.host.subscription_failed(self, PublishDoneCode.TOO_FAR_BEHIND)
                 return
+            del self._senders[subgroup]
 
     def track_ended(self) -> None:
         """No more Objects come."""
@@ -234,21 +236,19 @@ class SubscriptionDelivery:
             subscriber_priority=self.subscriber_priority,
             group_order=self.group_order,
         )
-        place = (subgroup.group_id, subgroup.subgroup_id)
-        self._senders[place] = sender
+        self._senders[subgroup] = sender
         sender.on_opened = self._count_stream
         sender.on_closed = lambda: self._subgroup_closed(sender)
         return sender
 
     def _subgroup_closed(self, sender: SubgroupSender) -> None:
         subgroup = sender.subgroup
-        place = (subgroup.group_id, subgroup.subgroup_id)
         if sender.continues_at is not None and not self.ended:
             # The next-object rule (§7): what follows needs a stream of its own.
             self.host.schedule(self._open(subgroup, sender.continues_at))
         elif subgroup.finished or subgroup.reset_code is not None:
             # A stream that the peer stopped stays known until then, so it is not opened again.
-            self._senders.pop(place, None)
+            self._senders.pop(subgroup, None)
         self.check_drained()
 
     def _count_stream(self) -> None:

@@ -55,9 +55,10 @@ class RangeReader:
         """
         track = self._track
         while self._at is not None:
+            self._split()
             stored = track.next_stored(self._at, self._end)
             if stored is not None and track.expired(stored, now):
-                track.discard(stored)
+                track.forget(stored)
                 continue
             gap_end = self._end if stored is None else preceding(stored.header.location)
             if gap_end is not None and self._at <= gap_end:
@@ -72,7 +73,7 @@ class RangeReader:
     def passed(self, location: Location) -> None:
         """Go on behind ``location``, which was delivered or given up."""
         after = following(location)
-        if after is None or after > self._end:
+        if after is None or after > self._end or self._spans_groups:
             self._leave()
         else:
             self._at = after
@@ -81,12 +82,30 @@ class RangeReader:
         self._at = max(self._low, Location(group_id, 0))
         self._end = min(self._high, Location(group_id, MAX_VI64))
 
+    @property
+    def _spans_groups(self) -> bool:
+        """Whether the segment is one of several Groups of a descending range."""
+        return (
+            self._order is GroupOrder.DESCENDING
+            and self._at is not None
+            and self._at.group != self._end.group
+        )
+
+    def _split(self) -> None:
+        """Enter the highest Group of a segment of several, once something of it is stored."""
+        if self._spans_groups and self._at is not None:
+            if self._track.next_stored(self._at, self._end) is not None:
+                self._descend(self._end.group + 1)
+
     def _leave(self) -> None:
         """Go from the current segment to the next one in order."""
         if self._order is GroupOrder.ASCENDING or self._at is None:
             self._at = None
-            return
-        group_id = self._at.group
+        else:
+            self._descend(self._at.group)
+
+    def _descend(self, group_id: int) -> None:
+        """Go to the segment that comes before ``group_id`` of a descending range."""
         if group_id <= self._low.group:
             self._at = None
             return

@@ -15,6 +15,7 @@ from typing import Protocol
 from kvcs.errors import UsageError
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, StreamCode
 from kvcs.moqt.intervals import LAST, LocationSet
+from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import MAX_VI64, FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property, find_property
@@ -29,6 +30,9 @@ from kvcs.moqt.stored import (
     arriving,
 )
 from kvcs.moqt.streams import SubgroupHeader
+
+MAX_KNOWN_RANGES = 65536
+"""Ranges of Locations whose status is remembered of one Track; beyond them it is unknown."""
 
 DEFAULT_PRIORITY = 128
 """Publisher Priority where neither the stream nor the Track names one (§5.1)."""
@@ -81,6 +85,10 @@ class Track:
         """PUBLISH_DONE status once no more Objects come."""
         self.ended_reason = ""
         self.octets = 0
+        self.objects_sent = 0
+        """Objects that were handed over whole, over all subscriptions and fetches."""
+        self.octets_sent = 0
+        """Their payload octets."""
         self.known = LocationSet()
         self.groups: dict[int, Group] = {}
         self.listeners: list[TrackListener] = []
@@ -188,6 +196,7 @@ class Track:
             raise UsageError(f"{self.name} has ended; nothing can be published at {location}")
         stored = StoredObject(header, parts, header.payload_length, now, octets)
         stored.continues = True
+        stored.live = True
         self._insert(stored)
         subgroup = self._subgroup(header)
         subgroup.from_start = True
@@ -218,23 +227,64 @@ class Track:
         self._insert(fresh)
         return fresh
 
+    def take_datagram(self, header: ObjectHeader, payload: bytes, now: float) -> None:
+        """Take over an Object that came as a datagram through a subscription (§11.2).
+
+        Raises:
+            MalformedTrack: a stored Object has other fields or another payload at this Location.
+            StoreFull: the budget has no room.
+        """
+        have = self.get(header.location)
+        if have is not None:
+            self._duplicate(have, header).write(memoryview(payload))
+            return
+        parts = (memoryview(payload),) if payload else ()
+        stored = StoredObject(header, parts, len(payload), now)
+        self._insert(stored)
+        subgroup = self._subgroup(header)
+        self._learn_status(header)
+        self._append_live(subgroup, stored)
+
+    def abandon(self, writer: StoredObject | DuplicateObject) -> None:
+        """A stream ended inside an Object: drop it, unless another stream brings it too."""
+        if isinstance(writer, DuplicateObject):
+            stored = writer.stored
+            writer.fail()
+        else:
+            stored = writer
+            stored.orphaned = True
+        if stored.orphaned and not stored.followers and not stored.complete:
+            self.discard(stored)
+
     def discard(self, stored: StoredObject) -> None:
         """Drop an Object that will not be completed; its status is unknown again."""
-        location = stored.header.location
-        group = self.groups.get(location.group)
-        if group is None or group.objects.get(location.object) is not stored:
-            return
-        del group.objects[location.object]
-        group.object_ids.remove(location.object)
-        group.octets -= stored.octets
-        self._release(stored.octets)
-        self.known.remove(location, location)
-        stored.fail()
-        self._drop_if_empty(group)
+        group = self._take_out(stored)
+        if group is not None:
+            group.octets -= stored.octets
+            self._release(stored.octets)
+            stored.fail()
+            self.drop_if_empty(group)
+
+    def forget(self, stored: StoredObject) -> None:
+        """Take an Object that expired out; its status is unknown, whoever sends it goes on.
+
+        Its octets stay counted until its Group leaves, since the Subgroup still refers to it.
+        """
+        group = self._take_out(stored)
+        if group is not None:
+            self.drop_if_empty(group)
+
+    def drop_if_empty(self, group: Group) -> None:
+        """Drop a Group without Objects that no stream writes to any more."""
+        if not group.objects and not group.arriving and self.groups.get(group.group_id) is group:
+            del self.groups[group.group_id]
+            self._group_ids.remove(group.group_id)
+            self._release(group.octets)
 
     def learn(self, start: Location, end: Location) -> None:
         """Record that in ``start``..``end`` nothing exists but what is stored."""
-        self.known.add(start, end)
+        if self.authoritative or len(self.known) < MAX_KNOWN_RANGES:
+            self.known.add(start, end)
         self.wake()
 
     def end_group(self, group_id: int, final: int) -> None:
@@ -249,7 +299,7 @@ class Track:
         if self.ended is not None:
             return
         self.ended, self.ended_reason = status, reason
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             for subgroup in group.subgroups.values():
                 if not subgroup.finished and subgroup.reset_code is None:
                     # A FIN must not be invented (§7): what is unfinished ends with a reset.
@@ -259,6 +309,10 @@ class Track:
         for listener in list(self.listeners):
             listener.track_ended()
         self.wake()
+
+    def reopen(self) -> None:
+        """Say that the Track goes on after all: a publisher of it came back."""
+        self.ended, self.ended_reason = None, ""
 
     # Waiting
 
@@ -291,7 +345,11 @@ class Track:
         if group is None:
             return 0
         self._group_ids.remove(group_id)
-        self.known.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
+        last = MAX_VI64
+        if group.final is not None and len(self.known) < MAX_KNOWN_RANGES:
+            # That nothing lies behind the end of the Group stays true for ever (§2.1.2).
+            last = max(group.final, *group.object_ids[-1:])
+        self.known.remove(Location(group_id, 0), Location(group_id, last))
         self._release(group.octets)
         for listener in list(self.listeners):
             listener.group_evicted(group)
@@ -338,7 +396,19 @@ class Track:
             )
         return subgroup
 
+    def _take_out(self, stored: StoredObject) -> Group | None:
+        """Take an Object out of its Group; None where it was not there."""
+        location = stored.header.location
+        group = self.groups.get(location.group)
+        if group is None or group.objects.get(location.object) is not stored:
+            return None
+        del group.objects[location.object]
+        group.object_ids.remove(location.object)
+        self.known.remove(location, location)
+        return group
+
     def _append_live(self, subgroup: Subgroup, stored: StoredObject) -> None:
+        stored.live = True
         subgroup.objects.append(stored)
         self.note_largest(stored.header.location)
         for listener in list(self.listeners):
@@ -373,82 +443,3 @@ class Track:
     def _priority(self, header: ObjectHeader) -> int:
         priority = header.publisher_priority
         return self.default_priority if priority is None else priority
-
-    def _drop_if_empty(self, group: Group) -> None:
-        if not group.objects:
-            del self.groups[group.group_id]
-            self._group_ids.remove(group.group_id)
-
-
-class LiveStream:
-    """One subgroup stream that comes through a subscription, on its way into the store.
-
-    Gives `begin` for each Object, and `finish` or `reset` once.
-    """
-
-    __slots__ = ("_current", "_header", "_last", "_opened", "_track")
-
-    def __init__(self, track: Track, header: SubgroupHeader) -> None:
-        self._track = track
-        self._header = header
-        self._opened: Subgroup | None = None
-        self._last: StoredObject | None = None
-        self._current: StoredObject | DuplicateObject | None = None
-
-    def begin(self, header: ObjectHeader, now: float) -> StoredObject | DuplicateObject:
-        """Begin an Object; write its payload to what is returned.
-
-        Raises:
-            MalformedTrack: a stored Object has other fields at this Location, or it lies beyond
-                the end of its Group or Track.
-            StoreFull: the budget has no room.
-        """
-        track = self._track
-        location = header.location
-        stored = track.get(location)
-        if stored is not None:
-            self._last = stored
-            self._current = track._duplicate(stored, header)
-            return self._current
-        group = track.groups.get(location.group)
-        if group is not None and group.final is not None and location.object > group.final:
-            raise MalformedTrack(f"{location} lies beyond the end of its Group, {group.final}")
-        if track.final is not None and location > track.final:
-            raise MalformedTrack(f"{location} lies beyond the end of its Track, {track.final}")
-        fresh = arriving(header, now)
-        track._insert(fresh)
-        subgroup = track._subgroup(header)
-        self._join(subgroup, fresh)
-        track._learn_status(header)
-        track._append_live(subgroup, fresh)
-        self._last = self._current = fresh
-        return fresh
-
-    def finish(self) -> None:
-        """The stream ended with FIN: the Subgroup has its last Object."""
-        if self._opened is not None:
-            self._track._finish(self._opened)
-
-    def reset(self, code: int) -> None:
-        """The stream was reset: a partial Object is dropped, the Subgroup is open-ended."""
-        if isinstance(self._current, StoredObject) and not self._current.complete:
-            self._track.discard(self._current)
-        subgroup = self._opened
-        if subgroup is None or subgroup.finished:
-            return
-        subgroup.reset_code = code
-        for listener in list(self._track.listeners):
-            listener.subgroup_ended(subgroup)
-
-    def _join(self, subgroup: Subgroup, fresh: StoredObject) -> None:
-        if self._opened is None:
-            self._opened = subgroup
-            if not subgroup.objects:
-                subgroup.from_start = self._header.first_object
-                subgroup.has_properties = self._header.has_properties
-            subgroup.end_of_group = subgroup.end_of_group or self._header.end_of_group
-            subgroup.reset_code = None
-        last = subgroup.objects[-1] if subgroup.objects else None
-        fresh.continues = last is None or (
-            last is self._last or last.header.object_id + 1 == fresh.header.object_id
-        )

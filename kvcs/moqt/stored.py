@@ -66,12 +66,16 @@ class StoredObject:
     """One Object with its payload, whole or still arriving."""
 
     __slots__ = (
+        "_at",
         "_watchers",
         "born",
         "continues",
         "failed",
+        "followers",
         "header",
+        "live",
         "octets",
+        "orphaned",
         "parts",
         "received",
     )
@@ -95,8 +99,17 @@ class StoredObject:
         """Whether the rest will never come (its stream was reset)."""
         self.continues = False
         """Whether it directly follows the Object before it in its Subgroup (§7, next object)."""
+        self.live = False
+        """Whether it was delivered to subscriptions; what a FETCH brought was not."""
+        self.orphaned = False
+        """Whether the stream that began it ended early."""
+        self.followers = 0
+        """Streams that bring a second copy; one of them may overtake the first."""
+        self._at = received
         self.octets = (
-            header.payload_length + OBJECT_BOOKKEEPING_OCTETS if octets is None else octets
+            header.payload_length + len(header.properties) + OBJECT_BOOKKEEPING_OCTETS
+            if octets is None
+            else octets
         )
         """What the Object counts in the store's budget."""
         self._watchers: list[Watcher] | None = None
@@ -107,15 +120,41 @@ class StoredObject:
         return self.received == self.header.payload_length
 
     def write(self, data: memoryview) -> None:
-        """Append payload octets that arrived: the one copy of the receiving path."""
+        """Take payload octets of the stream that began the Object.
+
+        Raises:
+            MalformedTrack: a second copy overtook this one, and they differ.
+        """
+        at = self._at
+        self._at = at + len(data)
+        self.merge(at, data)
+
+    def merge(self, offset: int, data: memoryview) -> None:
+        """Compare payload octets at ``offset`` with what is there, and append what is new.
+
+        Where one stream brings the Object nothing is there yet, and this is the one copy of the
+        receiving path.
+
+        Raises:
+            MalformedTrack: they differ.
+        """
+        known = self.received - offset
+        if known > 0:
+            if not self.same_start(offset, data):
+                raise MalformedTrack(f"two payloads at {self.header.location}")
+            data = data[known:]
+        if self.failed or not len(data):
+            return
         end = self.received + len(data)
         self.parts[0][self.received : end] = data
         self.received = end
         self._notify()
 
     def fail(self) -> None:
-        """Mark that the rest will never come."""
+        """Mark that the rest will never come; what came of it is dropped."""
         self.failed = True
+        if not self.complete:
+            self.parts = ()
         self._notify()
 
     def watch(self, watcher: Watcher) -> None:
@@ -166,6 +205,7 @@ class Subgroup:
         "objects",
         "priority",
         "reset_code",
+        "streams",
         "subgroup_id",
     )
 
@@ -181,13 +221,24 @@ class Subgroup:
         self.finished = False
         """Whether the last Object is there (FIN)."""
         self.reset_code: int | None = None
-        """Set when the Subgroup's stream was reset; a new stream clears it."""
+        """Set when the Subgroup's last stream was reset; a new stream clears it."""
+        self.streams = 0
+        """Streams that bring it now: one for each publisher."""
 
 
 class Group:
     """Objects of one Group, by Object ID."""
 
-    __slots__ = ("final", "group_id", "object_ids", "objects", "octets", "subgroups", "used")
+    __slots__ = (
+        "arriving",
+        "final",
+        "group_id",
+        "object_ids",
+        "objects",
+        "octets",
+        "subgroups",
+        "used",
+    )
 
     def __init__(self, group_id: int) -> None:
         self.group_id = group_id
@@ -199,29 +250,40 @@ class Group:
         self.octets = 0
         self.used = 0
         """Tick of the last use, for eviction."""
+        self.arriving = 0
+        """Streams that bring Objects of it now; a cache keeps it meanwhile where it can."""
 
 
 class DuplicateObject:
-    """Compares an Object that came again with the stored one (§12.1, condition 6)."""
+    """Compares an Object that came again with the stored one (§12.1, condition 6).
 
-    __slots__ = ("_offset", "_stored")
+    While the stored one is still arriving the copy may overtake it, and then brings it itself.
+    """
+
+    __slots__ = ("_ended", "_offset", "stored")
 
     def __init__(self, stored: StoredObject) -> None:
-        self._stored = stored
+        self.stored = stored
         self._offset = 0
+        self._ended = False
+        stored.followers += 1
 
     def write(self, data: memoryview) -> None:
-        """Compare the next octets.
+        """Compare the next octets, and append those that the stored Object lacks.
 
         Raises:
             MalformedTrack: they differ from the stored payload.
         """
-        if not self._stored.same_start(self._offset, data):
-            raise MalformedTrack(f"two payloads at {self._stored.header.location}")
+        self.stored.merge(self._offset, data)
         self._offset += len(data)
+        if self._offset == self.stored.header.payload_length:
+            self.fail()
 
     def fail(self) -> None:
-        """The second copy ended early; the stored one stands."""
+        """The second copy has ended, early or not; the stored one stands."""
+        if not self._ended:
+            self._ended = True
+            self.stored.followers -= 1
 
 
 def arriving(header: ObjectHeader, now: float) -> StoredObject:

@@ -1,0 +1,64 @@
+"""What a publisher sends for one Object whose delivery mode is Datagram (MOQT §11.2)."""
+
+from __future__ import annotations
+
+from kvcs.moqt.datagrams import ObjectDatagram
+from kvcs.moqt.delivery import Host, ObjectSender, Piece
+from kvcs.moqt.names import GroupOrder
+from kvcs.moqt.scheduler import SendKey, send_key
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import StoredObject
+
+
+class DatagramSender(ObjectSender):
+    """Delivers one Object whose delivery mode is Datagram (MOQT §11.2)."""
+
+    def __init__(
+        self,
+        host: Host,
+        track: Track,
+        stored: StoredObject,
+        *,
+        track_alias: int,
+        subscriber_priority: int,
+        group_order: GroupOrder,
+    ) -> None:
+        super().__init__(host, track, subscriber_priority)
+        self._stored = stored
+        self._track_alias = track_alias
+        self._group_order = group_order
+
+    def key(self) -> SendKey:
+        """Place in the order; a datagram goes before a Subgroup of its Group (MOQT §5.1)."""
+        header = self._stored.header
+        priority = header.publisher_priority
+        return send_key(
+            subscriber_priority=self.subscriber_priority,
+            publisher_priority=self.track.default_priority if priority is None else priority,
+            group_id=header.group_id,
+            group_order=self._group_order,
+            is_fill=False,
+            position=-1,
+        )
+
+    @property
+    def has_more(self) -> bool:
+        """One Object, one datagram."""
+        return False
+
+    def next_piece(self, limit: int, now: float) -> Piece | None:
+        """The datagram; see `ObjectSender`."""
+        stored = self._stored
+        header = stored.header
+        payload = b"".join(stored.views(0, header.payload_length))
+        self._count(stored)
+        datagram = ObjectDatagram(
+            track_alias=self._track_alias,
+            group_id=header.group_id,
+            object_id=header.object_id,
+            publisher_priority=header.publisher_priority,
+            properties=header.properties,
+            status=header.status,
+            payload=payload,
+        )
+        return Piece([], datagram=datagram.encode())

@@ -1,0 +1,105 @@
+"""Subgroup streams on their way into a Track's store (MOQT §7, §11.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.objects import ObjectHeader
+from kvcs.moqt.stored import DuplicateObject, Group, StoredObject, Subgroup, arriving
+from kvcs.moqt.streams import SubgroupHeader
+
+if TYPE_CHECKING:
+    from kvcs.moqt.store import Track
+
+
+class LiveStream:
+    """One subgroup stream that comes through a subscription, on its way into the store.
+
+    Gives `begin` for each Object, and `finish` or `reset` once.
+    """
+
+    __slots__ = ("_current", "_group", "_header", "_last", "_opened", "_track")
+
+    def __init__(self, track: Track, header: SubgroupHeader) -> None:
+        self._track = track
+        self._header = header
+        self._opened: Subgroup | None = None
+        self._group: Group | None = None
+        self._last: StoredObject | None = None
+        self._current: StoredObject | DuplicateObject | None = None
+
+    def begin(self, header: ObjectHeader, now: float) -> StoredObject | DuplicateObject:
+        """Begin an Object; write its payload to what is returned.
+
+        Raises:
+            MalformedTrack: a stored Object has other fields at this Location, or it lies beyond
+                the end of its Group or Track.
+            StoreFull: the budget has no room.
+        """
+        track = self._track
+        location = header.location
+        stored = track.get(location)
+        if stored is not None:
+            writer: StoredObject | DuplicateObject = track._duplicate(stored, header)
+        else:
+            group = track.groups.get(location.group)
+            if group is not None and group.final is not None and location.object > group.final:
+                raise MalformedTrack(f"{location} lies beyond the end of its Group, {group.final}")
+            if track.final is not None and location > track.final:
+                raise MalformedTrack(f"{location} lies beyond the end of its Track, {track.final}")
+            writer = stored = arriving(header, now)
+            track._insert(stored)
+        subgroup = track._subgroup(header)
+        self._join(subgroup)
+        if not stored.live:
+            # New, or known from a FETCH only: subscriptions are owed it (§7).
+            last = subgroup.objects[-1] if subgroup.objects else None
+            stored.continues = last is None or (
+                last is self._last or last.header.object_id + 1 == header.object_id
+            )
+            track._learn_status(header)
+            track._append_live(subgroup, stored)
+        self._last, self._current = stored, writer
+        return writer
+
+    def finish(self) -> None:
+        """The stream ended with FIN: the Subgroup has its last Object."""
+        if self._opened is not None:
+            self._leave(self._opened)
+            self._track._finish(self._opened)
+
+    def reset(self, code: int) -> None:
+        """The stream was reset: a partial Object is dropped, the Subgroup is open-ended."""
+        current, self._current = self._current, None
+        if current is not None:
+            self._track.abandon(current)
+        subgroup = self._opened
+        if subgroup is None:
+            return
+        self._leave(subgroup)
+        if subgroup.finished or subgroup.streams:
+            return  # it is whole, or another publisher still brings it
+        subgroup.reset_code = code
+        for listener in list(self._track.listeners):
+            listener.subgroup_ended(subgroup)
+
+    def _join(self, subgroup: Subgroup) -> None:
+        if self._opened is not None:
+            return
+        self._opened = subgroup
+        self._group = self._track.groups[subgroup.group_id]
+        self._group.arriving += 1
+        subgroup.streams += 1
+        if not subgroup.objects:
+            subgroup.from_start = self._header.first_object
+        # A stream that goes on downstream may yet get Objects with Properties.
+        subgroup.has_properties = True
+        subgroup.end_of_group = subgroup.end_of_group or self._header.end_of_group
+        subgroup.reset_code = None
+
+    def _leave(self, subgroup: Subgroup) -> None:
+        subgroup.streams -= 1
+        if self._group is not None:
+            self._group.arriving -= 1
+            self._track.drop_if_empty(self._group)

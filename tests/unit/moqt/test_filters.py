@@ -184,6 +184,7 @@ def test_an_update_replaces_types_whole() -> None:
     assert list(removed) == [ParameterType.SUBGROUP_FILTER]
     assert dict(before) == dict(RangeFilters(before))
     assert len(before) == 2
+    assert "OBJECTID_FILTER" in repr(before)
 
 
 def passes(filters: RangeFilters, object_id: int = 0, subgroup_id: int | None = 0) -> bool:

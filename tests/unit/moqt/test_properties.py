@@ -62,6 +62,7 @@ def test_values_are_looked_up_by_type() -> None:
         {2: 2**64},
         {-2: 1},
         {2**64: 1},
+        {2: 1, 2**64: 1},
         {3: bytes(MAX_KEY_VALUE_OCTETS + 1)},
     ],
     ids=lambda pairs: repr(pairs)[:20],

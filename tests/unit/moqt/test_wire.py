@@ -160,6 +160,11 @@ def test_bodies_have_to_be_used_up_exactly() -> None:
         decode_body(0x10, b"\x00\x05\x00")
 
 
+def test_an_unknown_type_has_no_body_to_decode() -> None:
+    with pytest.raises(ProtocolViolation, match="0x1e"):
+        decode_body(0x1E, b"")
+
+
 def test_an_unknown_type_is_refused_before_its_length_is_here() -> None:
     reader = MessageReader()
     assert reader.feed(b"\xbf") == []

@@ -7,6 +7,7 @@ always present in the canonical form, no floats, unknown members refused.
 from __future__ import annotations
 
 import operator
+import reprlib
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,15 +66,15 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
         except TypeError:
             number = None
     if number is None:
-        raise UsageError(f"descriptor {name}: expected an integer, got {value!r}")
+        raise UsageError(f"descriptor {name}: expected an integer, got {reprlib.repr(value)}")
     if not low <= number <= high:
-        raise UsageError(f"descriptor {name}: expected {low}..{high}, got {number}")
+        raise UsageError(f"descriptor {name}: expected {low}..{high}, got {reprlib.repr(number)}")
     return number
 
 
 def _text(name: str, value: object, limit: int = MAX_TEXT_OCTETS, *, empty: bool = False) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"descriptor {name}: expected a string, got {value!r}")
+        raise UsageError(f"descriptor {name}: expected a string, got {reprlib.repr(value)}")
     try:
         octets = len(value.encode("utf-8"))
     except UnicodeEncodeError:
@@ -86,7 +87,7 @@ def _text(name: str, value: object, limit: int = MAX_TEXT_OCTETS, *, empty: bool
 
 def _extra(extra: object) -> Mapping[str, str | int]:
     if not isinstance(extra, Mapping):
-        raise UsageError(f"descriptor extra: expected an object, got {extra!r}")
+        raise UsageError(f"descriptor extra: expected an object, got {reprlib.repr(extra)}")
     if len(extra) > MAX_EXTRA_MEMBERS:
         raise UsageError(f"descriptor extra: {len(extra)} members, limit {MAX_EXTRA_MEMBERS}")
     members: dict[str, str | int] = {}

@@ -193,7 +193,10 @@ def token_array(token_ids: object) -> npt.NDArray[np.uint32]:
 
 def _token_list(token_ids: object) -> npt.NDArray[Any]:
     if hasattr(token_ids, "tolist"):
-        token_ids = token_ids.tolist()
+        try:
+            token_ids = token_ids.tolist()
+        except (TypeError, ValueError, RuntimeError) as exc:
+            raise UsageError(f"token ids: {_kind(token_ids)} gives no list: {exc}") from exc
     if isinstance(token_ids, str | bytes | bytearray | Mapping) or not isinstance(
         token_ids, Iterable
     ):

@@ -7,6 +7,7 @@ head_dim], the V section the same with its own head_dim; ``kv`` is the K section
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -38,7 +39,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         return DTYPES[name]
     except (KeyError, TypeError):
-        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}; got {name!r}") from None
+        raise UsageError(
+            f"dtype must be one of {', '.join(DTYPES)}; got {reprlib.repr(name)}"
+        ) from None
 
 
 class BlockShape(NamedTuple):

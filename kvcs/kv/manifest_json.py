@@ -6,12 +6,11 @@ and a version costs what is new since the last one plus the joining.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
-
-import rfc8785
 
 from kvcs.errors import PublicationError, UsageError
 from kvcs.kv import strict_json
@@ -22,6 +21,9 @@ from kvcs.kv.tracks import MAX_BLOCK, DataTrack
 
 MANIFEST_VERSION: Final = 1
 """Value of the member "kvcs"."""
+
+MAX_COMPAT_DEPTH: Final = 16
+"""Deepest nesting in a ``compat`` object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def parse_manifest(data: Octets, limits: ManifestLimits = DEFAULT_LIMITS) -> Man
     if version != MANIFEST_VERSION:
         raise PublicationError(f"manifest: kvcs is {version}, this side reads {MANIFEST_VERSION}")
     compat = _member(value, "compat", dict, "manifest")
+    _check_depth(compat)
     layers = _integer(value, "layers", "manifest", 1, 2**32 - 1)
     block_tokens = _integer(value, "block_tokens", "manifest", 1, 2**32 - 1)
     deterministic = _member(value, "deterministic", bool, "manifest")
@@ -82,6 +85,22 @@ def parse_manifest(data: Octets, limits: ManifestLimits = DEFAULT_LIMITS) -> Man
             for number, entry in enumerate(entries)
         ),
     )
+
+
+def _check_depth(compat: dict[str, Json]) -> None:
+    """Bound the nesting of the one member that is kept as it came, and compared by recursion."""
+    level: list[Json] = [compat]
+    for _ in range(MAX_COMPAT_DEPTH):
+        inner: list[Json] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if not inner:
+            return
+        level = inner
+    raise PublicationError(f"manifest: compat is nested more than {MAX_COMPAT_DEPTH} deep")
 
 
 def _member(members: Mapping[str, Json], name: str, kind: type, where: str) -> Any:
@@ -189,6 +208,12 @@ class _Segment:
         return [self.head, *_segment_tail(self.complete, lists)]
 
 
+def _open_object(members: dict[str, Any]) -> bytes:
+    """An object as JSON, without its closing brace."""
+    # Not canonical JSON: that is for identity, and it has no place for some numbers of a peer.
+    return json.dumps(members, sort_keys=True, separators=(",", ":")).encode("ascii")[:-1]
+
+
 def _manifest_head(manifest: Manifest) -> bytes:
     members: dict[str, Any] = {
         "block_tokens": manifest.block_tokens,
@@ -197,7 +222,7 @@ def _manifest_head(manifest: Manifest) -> bytes:
         "kvcs": MANIFEST_VERSION,
         "layers": manifest.layers,
     }
-    return rfc8785.dumps(members)[:-1] + b',"segments":['
+    return _open_object(members) + b',"segments":['
 
 
 def _segment_head(entry: SegmentEntry) -> bytes:
@@ -208,7 +233,7 @@ def _segment_head(entry: SegmentEntry) -> bytes:
         "segment": entry.segment,
         "tracks": [str(track) for track in entry.tracks],
     }
-    return (b"," if entry.segment else b"") + rfc8785.dumps(members)[:-1]
+    return (b"," if entry.segment else b"") + _open_object(members)
 
 
 def _segment_tail(complete: bool, lists: Mapping[DataTrack, Sequence[bytes]]) -> list[bytes]:

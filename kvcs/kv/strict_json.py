@@ -7,6 +7,7 @@ choose differently would compute two names for one thing, so both are refused he
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, NoReturn, TypeAlias
 
 from kvcs.errors import UsageError
@@ -28,11 +29,9 @@ def _refuse_float(text: str) -> NoReturn:
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise UsageError(f"member {name[:64]!r} appears twice in one object")
-            seen.add(name)
+        names = Counter(name for name, _ in pairs)
+        [(twice, _)] = names.most_common(1)
+        raise UsageError(f"member {twice[:64]!r} appears twice in one object")
     return members
 
 
@@ -75,23 +74,17 @@ def load(data: Octets, *, max_octets: int, max_containers: int = MAX_CONTAINERS)
     return value
 
 
-def is_integer(value: object) -> bool:
-    """Whether a parsed value is an integer; JSON's true and false are not."""
-    return isinstance(value, int) and not isinstance(value, bool)
+_KINDS = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "float",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 def kind(value: object) -> str:
     """Name of a JSON value's kind, for messages that must not repeat a peer's whole value."""
-    if value is None:
-        return "null"
-    for types, name in (
-        (bool, "boolean"),
-        (int, "integer"),
-        (float, "float"),
-        (str, "string"),
-        ((list, tuple), "array"),
-        (dict, "object"),
-    ):
-        if isinstance(value, types):
-            return name
-    return type(value).__name__
+    return _KINDS.get(type(value), type(value).__name__)

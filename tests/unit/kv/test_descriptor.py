@@ -120,6 +120,14 @@ def test_a_text_that_is_no_descriptor(text: bytes, match: str) -> None:
         Descriptor.parse(text)
 
 
+@pytest.mark.parametrize("member", ["model", "weights", "layers", "dtype", "extra", "v_head_dim"])
+def test_a_message_never_repeats_a_peers_whole_value(member: str) -> None:
+    for value in (["x" * 100] * 10_000, 10**4_000, "x" * 100_000):
+        with pytest.raises(UsageError) as caught:
+            Descriptor.from_json({**toy_descriptor().to_json(), member: value})
+        assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("member", ["v_head_dim", "extra"])
 def test_null_stands_only_for_unpinned_weights(member: str) -> None:
     with pytest.raises(UsageError, match=f"{member}: expected a value, got null"):

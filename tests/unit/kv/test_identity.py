@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvcs.errors import UsageError
-from kvcs.kv import KVCS_SCHEME, Descriptor, KvcsScheme, Prefix, Scope
+from kvcs.kv import KVCS_SCHEME, Descriptor, KvcsScheme, Prefix, Scope, identity
 from kvcs.kv.strict_json import Json
 from tests.unit.kv.toy import SCOPE, toy_descriptor, toy_prefix
 
@@ -103,6 +103,13 @@ class Tensor:
         return self.values
 
 
+class Sparse:
+    """A tensor whose ``tolist`` fails in its own library."""
+
+    def tolist(self) -> Any:
+        raise RuntimeError("no storage")
+
+
 def test_token_ids_in_every_form_name_the_same_blocks() -> None:
     tokens = list(range(12))
     forms: list[object] = [
@@ -144,11 +151,19 @@ def test_token_ids_in_every_form_name_the_same_blocks() -> None:
         Tensor([[0, 1, 2, 3]]),
         Tensor([0.0, 1.0, 2.0, 3.0]),
         Tensor(7),
+        Sparse(),
     ],
 )
 def test_what_are_no_token_ids(tokens: object) -> None:
     with pytest.raises(UsageError, match="token ids"):
         Prefix(SCOPE, toy_descriptor(), tokens)
+
+
+def test_prefixes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "MAX_PREFIX_TOKENS", 8)
+    assert toy_prefix(2).blocks == 2
+    with pytest.raises(UsageError, match="12 tokens, limit 8"):
+        toy_prefix(3)
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2, 3]])

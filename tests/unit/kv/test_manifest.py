@@ -12,6 +12,7 @@ import pytest
 from kvcs.errors import PublicationError, UsageError
 from kvcs.kv import (
     DataTrack,
+    KvcsScheme,
     Manifest,
     ManifestLimits,
     ManifestWriter,
@@ -131,6 +132,7 @@ Damage = Callable[[Any], object]
         (lambda m: m.update(compat=None), "compat is of kind null"),
         (lambda m: m.update(compat=[]), "compat is of kind array"),
         (lambda m: m.pop("compat"), "compat is missing"),
+        (lambda m: m["compat"].update(deep=json.loads("[" * 17 + "]" * 17)), "nested more than 16"),
         (lambda m: m.update(layers="4"), "layers is of kind string"),
         (lambda m: m.update(layers=0), "layers is 0"),
         (lambda m: m.update(layers=5), "layers is 5, its compat says 4"),
@@ -282,6 +284,33 @@ def test_identity_holds_geometry_too_where_a_scheme_does_not() -> None:
     manifest = Manifest({}, layers=5, block_tokens=4)
     with pytest.raises(PublicationError, match="layers: ours 4, theirs 5"):
         manifest.check_identity(prefix)
+
+
+def test_differences_that_only_a_scheme_can_see_are_said_so() -> None:
+    class Keyed(KvcsScheme):
+        def compat_id(self, compat: Any) -> bytes:
+            return bytes([len(compat.get("note", ""))]) * 32
+
+    manifest = TOY.writer().manifest()
+    noted = dataclasses.replace(manifest, compat={**manifest.compat, "note": "x"})
+    with pytest.raises(PublicationError, match="unknown member 'note'"):
+        noted.check_identity(toy_prefix(scheme=Keyed()))
+
+    class Turning(KvcsScheme):
+        turns = 0
+
+        def compat_id(self, compat: Any) -> bytes:
+            self.turns += 1
+            return bytes([self.turns]) * 32
+
+    with pytest.raises(PublicationError, match="members of its scheme differ"):
+        manifest.check_identity(toy_prefix(scheme=Turning()))
+
+
+def test_a_compat_of_another_scheme_is_written_back_whatever_it_holds() -> None:
+    compat = {"huge": 2**200, "half a pair": "\ud800", "list": [None, True]}
+    manifest = Manifest(compat, layers=1, block_tokens=1)
+    assert parse_manifest(manifest_json_bytes(manifest)) == manifest
 
 
 def test_covering_takes_leading_segments_of_our_tokens() -> None:

@@ -142,30 +142,39 @@ class ConnectionDriver:
         self._set_deadline(self._clock.time() + seconds, self._handshake_timed_out)
 
     def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """Take one datagram; its events wait for `batch_ended`."""
+        """Take one datagram and deliver its events; `batch_ended` follows.
+
+        Events are not gathered: their octets are still in the processor's cache, and the memory of
+        a whole batch would be fetched from the system and given back each time.
+        """
         if self._phase is Phase.CLOSING:
             self._repeat_farewell()
         elif self._phase is not Phase.OVER:
             self._heard_at = now
+            self._in_batch = True
             try:
                 self._quic.receive_datagram(data, address, now)
             except Exception:
                 self._fail("datagram_failed")
+            try:
+                self._deliver()
+            except Exception:
+                self._fail("receiver_failed")
 
     def batch_ended(self, now: float) -> None:
-        """Deliver the events of the datagrams since the last call, then transmit once."""
-        if self._is_ending():
-            return
+        """All datagrams of a wake-up are delivered: let the receiver send, then transmit once."""
         self._in_batch = True
         try:
-            self._measure(now)
-            self._deliver()
+            if not self._is_ending():
+                self._measure(now)
             if self._receiver is not None and self._phase is Phase.OPEN:
                 self._receiver.batch_received()
         except Exception:
             self._fail("receiver_failed")
         finally:
             self._in_batch = False
+        if self._is_ending():
+            return
         if self._quic.peer_closed:
             # The library reports it three probe time-outs later; nothing can come any more.
             self._finish()

@@ -46,10 +46,10 @@ class Driven(Protocol):
     """What an owner sees of a connection."""
 
     def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """Take one datagram; its events wait for `batch_ended`."""
+        """Take one datagram and deliver its events; `batch_ended` follows."""
 
     def batch_ended(self, now: float) -> None:
-        """Deliver the events of the datagrams since the last call, then transmit once."""
+        """All datagrams of a wake-up are delivered: let the receiver send, then transmit once."""
 
     def wire_unblocked(self) -> None:
         """The wire takes datagrams again."""

@@ -5,14 +5,16 @@ Its values depend on the seed alone, so two publications of one seed are bit-ide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcs.kv import (
+    HEADER_OCTETS,
     UNPINNED,
     Component,
     DataTrack,
@@ -20,8 +22,10 @@ from kvcs.kv import (
     Ledger,
     ManifestWriter,
     Outcome,
+    PayloadHeader,
     Prefix,
     Scope,
+    Slot,
     build_payload,
 )
 from kvcs.moqt.names import Location
@@ -145,3 +149,40 @@ def deliver(
     for start in range(0, len(payload), piece):
         slot.write(payload[start : start + piece])
     return slot.finish()
+
+
+TOY = toy_publication()
+"""The toy as it is, for tests that change nothing of it."""
+
+AT = Location(1, 2)
+"""Where the tests look: layer 1, block 2."""
+
+
+def fill(
+    ledger: Ledger, toy: Toy | None = None, where: Callable[[Any], bool] = lambda key: True
+) -> None:
+    """Deliver a toy's objects, those that ``where`` picks."""
+    for key, payload in (toy or TOY).objects.items():
+        if where(key):
+            deliver(ledger, *key, payload)
+
+
+def started(ledger: Ledger, payload: bytes, track: DataTrack = K0, at: Location = AT) -> Slot:
+    """A slot that the ledger gives for one Object."""
+    slot = ledger.begin(track, at, len(payload))
+    assert slot is not None
+    return slot
+
+
+def same_place_other_bytes(payload: bytes) -> bytes:
+    """Another Object for the same Location that passes every check of its own."""
+    data = bytes(255 - octet for octet in payload[HEADER_OCTETS:])
+    header = PayloadHeader.unpack(payload)
+    digest = hashlib.sha256(data).digest()
+    return replace(header, data_digest=digest).pack() + data
+
+
+def taken_right(ledger: Ledger) -> bool:
+    """Whether layer 1 is right once everything but the Object at `AT` is delivered."""
+    fill(ledger, where=lambda key: key != (K0, AT))
+    return np.array_equal(ledger.layer(1).k, TOY.k[1])

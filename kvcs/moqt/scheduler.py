@@ -1,7 +1,8 @@
 """Which Object goes next: the order of draft-22 as pure logic (MOQT §5.1).
 
 1. lower Subscriber Priority, 2. lower Publisher Priority, then within requests of one Track
-Namespace 3. by Group in the request's order, 4. a fill before live, then the lower Subgroup ID.
+Namespace 3. by Group in the request's order, 4. a fill before live, a datagram before a Subgroup,
+then the lower Subgroup or Object ID.
 Namespaces of equal priority take turns, and so do requests that are equal in everything, so each
 progresses.
 
@@ -13,7 +14,7 @@ the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from kvcs.moqt.names import GroupOrder, TrackNamespace
@@ -28,6 +29,8 @@ class SendKey(NamedTuple):
     """Whether a fill's Group Order differs from its subscription's: such a fill goes last."""
     group_rank: int
     is_live: bool
+    is_stream: bool
+    """False for a datagram, which goes before the Subgroups of its Group."""
     position: int
     """Subgroup ID, or Object ID of a datagram."""
 
@@ -40,6 +43,7 @@ def send_key(
     group_order: GroupOrder,
     is_fill: bool,
     position: int,
+    is_datagram: bool = False,
     order_differs: bool = False,
 ) -> SendKey:
     """Sort key of one request's next Object: smallest goes first (MOQT §5.1).
@@ -50,12 +54,19 @@ def send_key(
         group_id: Group of the Object.
         group_order: order of the request.
         is_fill: whether a fill or fetch stream delivers it.
-        position: Subgroup ID.
+        position: Subgroup ID; Object ID of a datagram.
+        is_datagram: whether a datagram delivers it.
         order_differs: a fill whose Group Order differs from its subscription's.
     """
     rank = group_id if group_order is GroupOrder.ASCENDING else -group_id
     return SendKey(
-        subscriber_priority, publisher_priority, order_differs, rank, not is_fill, position
+        subscriber_priority,
+        publisher_priority,
+        order_differs,
+        rank,
+        not is_fill,
+        not is_datagram,
+        position,
     )
 
 
@@ -72,7 +83,11 @@ class Sendable(Protocol):
         """Where its next Object stands."""
 
 
-_Entry = tuple[tuple[bool, int, bool, int], int, Sendable]
+_Entry = tuple[tuple[bool, int, bool, bool, int], int, Sendable]
+_Families = OrderedDict[TrackNamespace, list[_Entry]]
+
+STALE_ENTRIES = 64
+"""Entries of sendables that left, kept beyond as many as are live, before they are swept out."""
 
 
 class Scheduler:
@@ -81,60 +96,64 @@ class Scheduler:
     A sendable enters by `ready`, leaves by `pick`, and enters again while it has more. One that
     flow control or stream credit stops is set aside by `block` or `park`, and counts for nothing
     until `unblock` or `unpark` brings it back.
+
+    An entry is valid while its sendable carries its number; one that left is skipped when it comes
+    up, and swept out when such entries become many, so a peer without credit cannot pile them up.
     """
 
     def __init__(self) -> None:
-        self._levels: dict[tuple[int, int], OrderedDict[TrackNamespace, list[_Entry]]] = {}
+        self._levels: dict[tuple[int, int], _Families] = {}
         self._order: list[tuple[int, int]] = []
         self._serial = 0
-        self._blocked: list[Sendable] = []
-        self._parked: list[Sendable] = []
+        self._blocked: list[tuple[int, Sendable]] = []
+        self._parked: list[tuple[int, Sendable]] = []
+        self._live = 0
+        self._entries = 0
+
+    def __len__(self) -> int:
+        """Sendables that are ready, blocked or parked."""
+        return self._live
 
     def ready(self, sendable: Sendable) -> None:
         """Queue ``sendable`` by its current key; a sendable that is queued already stays once."""
-        if sendable.queued:
-            return
-        self._push(sendable)
+        if not sendable.queued:
+            self._push(sendable)
 
     def requeue(self, sendable: Sendable) -> None:
         """Queue ``sendable`` anew because its key changed."""
         if sendable.queued:
             self._push(sendable)  # the old entry no longer carries the sendable's number
+            self._sweep()
 
     def remove(self, sendable: Sendable) -> None:
         """Forget ``sendable``, wherever it stands."""
-        sendable.queued = 0
+        if sendable.queued:
+            sendable.queued = 0
+            self._live -= 1
+            self._sweep()
 
     def block(self, sendable: Sendable) -> None:
         """Set aside a sendable whose stream the peer's flow control has stopped."""
-        self._serial += 1
-        sendable.queued = self._serial
-        self._blocked.append(sendable)
+        self._blocked.append((self._number(sendable), sendable))
 
     def park(self, sendable: Sendable) -> None:
         """Set aside a sendable that needs a new stream while there is no stream credit."""
-        self._serial += 1
-        sendable.queued = self._serial
-        self._parked.append(sendable)
+        self._parked.append((self._number(sendable), sendable))
 
     def unblock(self) -> None:
         """Bring back what flow control had stopped."""
         blocked, self._blocked = self._blocked, []
-        for sendable in blocked:
-            if sendable.queued:
-                self._push(sendable)
+        self._bring_back(blocked)
 
     def unpark(self) -> None:
         """Bring back what waited for stream credit."""
         parked, self._parked = self._parked, []
-        for sendable in parked:
-            if sendable.queued:
-                self._push(sendable)
+        self._bring_back(parked)
 
     @property
     def waiting_for_streams(self) -> int:
         """Sendables that wait for stream credit."""
-        return sum(1 for sendable in self._parked if sendable.queued)
+        return sum(1 for serial, sendable in self._parked if sendable.queued == serial)
 
     def pick(self) -> Sendable | None:
         """Take the sendable whose next Object goes first; None when nothing is ready."""
@@ -154,18 +173,27 @@ class Scheduler:
             del self._levels[level]
         return None
 
-    @staticmethod
-    def _take(heap: list[_Entry]) -> Sendable | None:
+    def _take(self, heap: list[_Entry]) -> Sendable | None:
         while heap:
             _, serial, sendable = heappop(heap)
+            self._entries -= 1
             if sendable.queued == serial:
                 sendable.queued = 0
+                self._live -= 1
                 return sendable
         return None
 
-    def _push(self, sendable: Sendable) -> None:
+    def _number(self, sendable: Sendable) -> int:
+        """Give ``sendable`` a new number, for an entry that is about to be made."""
+        if not sendable.queued:
+            self._live += 1
         self._serial += 1
+        self._entries += 1
         sendable.queued = self._serial
+        return self._serial
+
+    def _push(self, sendable: Sendable) -> None:
+        serial = self._number(sendable)
         key = sendable.key()
         level = (key.subscriber_priority, key.publisher_priority)
         families = self._levels.get(level)
@@ -174,4 +202,27 @@ class Scheduler:
             heappush(self._order, level)
         heap = families.setdefault(sendable.family, [])
         # The serial grows with every push: among equals, who was served longest ago goes first.
-        heappush(heap, (key[2:], self._serial, sendable))
+        heappush(heap, (key[2:], serial, sendable))
+
+    def _bring_back(self, aside: list[tuple[int, Sendable]]) -> None:
+        self._entries -= len(aside)
+        for serial, sendable in aside:
+            if sendable.queued == serial:
+                self._push(sendable)
+
+    def _sweep(self) -> None:
+        """Drop the entries of sendables that left, once they outnumber the others."""
+        if self._entries <= 2 * self._live + STALE_ENTRIES:
+            return
+        for level, families in list(self._levels.items()):
+            for family, heap in list(families.items()):
+                heap[:] = [entry for entry in heap if entry[2].queued == entry[1]]
+                heapify(heap)
+                if not heap:
+                    del families[family]
+            if not families:
+                del self._levels[level]
+        self._order = sorted(self._levels)
+        self._blocked = [entry for entry in self._blocked if entry[1].queued == entry[0]]
+        self._parked = [entry for entry in self._parked if entry[1].queued == entry[0]]
+        self._entries = self._live

@@ -24,23 +24,35 @@ from kvcs.moqt.events import (
     SubscriptionEnded,
     TrackMalformed,
 )
-from kvcs.moqt.filters import RangeFilters
+from kvcs.moqt.filters import LocationFilter, LocationFilterType, RangeFilters
 from kvcs.moqt.messages import Message
 from kvcs.moqt.names import (
     MAX_VI64,
     FullTrackName,
     GroupOrder,
+    Location,
     TrackNamespace,
     check_namespace,
     overlaps,
 )
-from kvcs.moqt.parameters import Parameters, ParameterType, Scope, check_scope
+from kvcs.moqt.parameters import Parameters, ParameterType, Scope
 from kvcs.moqt.properties import KeyValues, SetupOption, check_track_properties
 from kvcs.moqt.receiving import Expected
 from kvcs.moqt.requests import OK_SCOPES, Kind, Request, State
+from kvcs.moqt.settings import Role
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session
+
+
+_ABSOLUTE_STARTS = frozenset(
+    {
+        LocationFilterType.ABSOLUTE_START,
+        LocationFilterType.ABSOLUTE_GROUP_END,
+        LocationFilterType.ABSOLUTE_RANGE,
+    }
+)
+"""Location Filters whose start does not depend on the Largest Object."""
 
 
 class Requester:
@@ -224,21 +236,15 @@ class Requester:
         update_id = request.updates.pop(0)
         if isinstance(message, messages.RequestOk):
             subscription = request.kind is Kind.SUBSCRIBE
-            check_scope(
-                message.parameters,
-                Scope.UPDATE_SUBSCRIPTION_OK if subscription else Scope.UPDATE_OTHER_OK,
+            messages.check_request_ok(
+                message, Scope.UPDATE_SUBSCRIPTION_OK if subscription else Scope.UPDATE_OTHER_OK
             )
+        else:
+            self._check_error(request, message)
         self.emit(RequestUpdateAnswered(request.request_id, update_id, message))
 
     def _refused(self, request: Request, error: messages.RequestError) -> None:
-        redirect = error.redirect
-        if redirect is not None and request.kind in (
-            Kind.PUBLISH_NAMESPACE,
-            Kind.SUBSCRIBE_NAMESPACE,
-            Kind.SUBSCRIBE_TRACKS,
-        ):
-            if redirect.track_name:
-                raise ProtocolViolation("a Redirect of a namespace request has a Track Name")
+        self._check_error(request, error)
         self.emit(RequestRefused(request.request_id, error))
         self._session.requests.finish(request)
         self._end(request, StreamCode.CANCELLED)
@@ -250,7 +256,18 @@ class Requester:
         expected = self._expected[request.request_id]
         self._session.data_streams.bind(reply.track_alias, expected)
 
+    def _check_error(self, request: Request, error: messages.RequestError) -> None:
+        messages.check_request_error(
+            error,
+            from_client=self._session.role is Role.SERVER,
+            namespace_request=request.kind
+            in (Kind.PUBLISH_NAMESPACE, Kind.SUBSCRIBE_NAMESPACE, Kind.SUBSCRIBE_TRACKS),
+        )
+
     def _fetch_accepted(self, request: Request, reply: messages.FetchOk) -> None:
+        asked: LocationFilter | None = request.parameters.get(ParameterType.LOCATION_FILTER)
+        if asked is not None and asked.type in _ABSOLUTE_STARTS:
+            messages.check_fetch_ok(reply, Location(asked.start_group, asked.start_object))
         if not self._properties_known(request, reply.track_properties):
             return
         self.emit(RequestAccepted(request.request_id, reply))
@@ -272,9 +289,9 @@ class Requester:
         return True
 
     def _accepted(self, request: Request, reply: messages.RequestOk) -> None:
-        check_scope(reply.parameters, OK_SCOPES[request.kind])
-        if reply.track_properties and request.kind is not Kind.TRACK_STATUS:
-            raise ProtocolViolation("Track Properties in a REQUEST_OK that has none")
+        messages.check_request_ok(reply, OK_SCOPES[request.kind])
+        if not self._properties_known(request, reply.track_properties):
+            return
         self.emit(RequestAccepted(request.request_id, reply))
         if request.kind is Kind.TRACK_STATUS:
             self._complete(request)

@@ -1,0 +1,194 @@
+"""Options that the commands on the network share, and what is made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from kvcs.cli import files
+from kvcs.cli.output import Output
+from kvcs.errors import FileError, UsageError
+from kvcs.kv import Descriptor, Prefix, Scope
+from kvcs.kvfile import KvFile, load_kv_file
+from kvcs.quic.connection import Connection
+from kvcs.quic.endpoint import connect
+
+MAX_TOKEN_FILE_OCTETS = 1 << 27
+"""Longest file of token ids that is read."""
+
+MAX_TOKEN_OCTETS = 1 << 16
+"""Longest authorization token file."""
+
+RelayOption = Annotated[
+    str, typer.Option("--relay", help="Relay or publisher, moqt://host:port/path.")
+]
+ScopeKeyOption = Annotated[
+    Path, typer.Option("--scope-key-file", help="Scope key; `kvcs keygen` makes one.")
+]
+CaOption = Annotated[
+    Path | None, typer.Option("--ca", help="PEM file of the authorities to trust.")
+]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="Authorization token, base64url.")
+]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure-accept-any-certificate", help="Do not verify the peer. Tests only."),
+]
+LikeOption = Annotated[
+    Path | None,
+    typer.Option("--like", help="KV cache file whose tokens and descriptor name the prefix."),
+]
+TokensOption = Annotated[
+    Path | None, typer.Option("--tokens", help="Token ids: a JSON array, or integers.")
+]
+DescriptorOption = Annotated[
+    Path | None, typer.Option("--descriptor", help="Compatibility Descriptor, JSON.")
+]
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option(
+        "--deadline",
+        help="Seconds to the last layer; 30 or twice the recomputing estimate by default.",
+    ),
+]
+WaitOption = Annotated[
+    float | None,
+    typer.Option("--wait", help="Seconds to wait for a publication; up to the deadline."),
+]
+LinesOption = Annotated[
+    bool,
+    typer.Option("--lines", help="One JSON object a line: each layer as it happens, the result."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whom a command connects to, and how."""
+
+    url: str
+    ca: Path | None
+    token_file: Path | None
+    insecure: bool
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        """Open the session; see `kvcs.connect`."""
+        token = None if self.token_file is None else read_token(self.token_file)
+        async with connect(
+            self.url, ca=self.ca, token=token, verify=not self.insecure
+        ) as connection:
+            yield connection
+
+
+def read_token(path: Path) -> str:
+    """Read an authorization token's base64url text.
+
+    Raises:
+        FileError: the file cannot be read, or is too long for a token.
+    """
+    return read_text(path, MAX_TOKEN_OCTETS).strip()
+
+
+def read_text(path: Path, limit: int) -> str:
+    """Read a small text file.
+
+    Raises:
+        FileError: it cannot be read, is not ASCII or UTF-8, or longer than ``limit`` octets.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise FileError(f"{path}: longer than {limit} octets")
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: not a text file") from None
+    except OSError as exc:
+        raise FileError(f"{path}: {exc.strerror or exc}") from exc
+
+
+def read_prefix(
+    output: Output,
+    scope_key_file: Path,
+    like: Path | None,
+    tokens: Path | None,
+    descriptor: Path | None,
+) -> Prefix:
+    """The prefix that ``--like``, or ``--tokens`` and ``--descriptor``, name.
+
+    Raises:
+        UsageError: not exactly one of the two ways was used, or a file holds something else.
+    """
+    scope = files.read_scope(scope_key_file, output)
+    if like is not None and tokens is None and descriptor is None:
+        return prefix_of(load_kv_file(like, partial=True), scope)
+    if like is None and tokens is not None and descriptor is not None:
+        return Prefix(scope, _read_descriptor(descriptor), _read_tokens(tokens))
+    raise UsageError("name the prefix with --like FILE, or with --tokens FILE --descriptor FILE")
+
+
+def prefix_of(file: KvFile, scope: Scope) -> Prefix:
+    """The prefix of a KV cache file's whole blocks.
+
+    Raises:
+        FileError: it has fewer tokens than one block.
+    """
+    try:
+        return Prefix(scope, file.descriptor, file.token_ids)
+    except UsageError as exc:
+        raise FileError(f"{file.path}: {exc}") from exc
+
+
+def _read_descriptor(path: Path) -> Descriptor:
+    try:
+        return Descriptor.parse(read_text(path, 1 << 20).encode())
+    except FileError:
+        raise
+    except UsageError as exc:
+        raise FileError(f"{path}: {exc}") from exc
+
+
+def _read_tokens(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    words = re.sub(r"[\[\],]", " ", read_text(path, MAX_TOKEN_FILE_OCTETS)).split()
+    try:
+        return np.array([int(word) for word in words], dtype=np.int64)
+    except (ValueError, OverflowError):
+        raise FileError(f"{path}: not a list of integers") from None
+
+
+def parse_range(text: str | None, what: str) -> tuple[int, int] | None:
+    """A range like ``4-11`` or ``4``, both ends inclusive.
+
+    Raises:
+        UsageError: the text is no such range.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    if match is None:
+        raise UsageError(f"{what} {text!r} is not a range such as 4-11")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    if last < first:
+        raise UsageError(f"{what} {text!r} ends before it begins")
+    return first, last
+
+
+def parse_address(text: str, default_port: int) -> tuple[str, int]:
+    """HOST:PORT, [HOST]:PORT or HOST.
+
+    Raises:
+        UsageError: the text is none of these.
+    """
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", text)
+    if match is None or int(match[3] or 0) > 65535:
+        raise UsageError(f"{text!r} is not HOST:PORT")
+    return match[1] or match[2], default_port if match[3] is None else int(match[3])

@@ -1,0 +1,166 @@
+"""`kvcs publish`: a KV cache file, layer by layer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcs.cli import files
+from kvcs.cli.frame import command
+from kvcs.cli.lines import Lines
+from kvcs.cli.options import (
+    CaOption,
+    InsecureOption,
+    LinesOption,
+    Peer,
+    ScopeKeyOption,
+    TokenOption,
+    parse_address,
+    prefix_of,
+)
+from kvcs.cli.output import Output, octets_text
+from kvcs.errors import UsageError
+from kvcs.kvfile import KvFile, load_kv_file
+from kvcs.publisher import Publication, Publisher, PublisherSettings
+from kvcs.quic.connection import Connection
+from kvcs.quic.endpoint import RELAY_PORT, Server, serve
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+
+    @command(app, "publish")
+    async def publish(
+        output: Output,
+        file: Annotated[Path, typer.Argument(help="KV cache file (safetensors).")],
+        scope_key_file: ScopeKeyOption,
+        relay: Annotated[
+            str | None, typer.Option("--relay", help="Relay, moqt://host:port/path.")
+        ] = None,
+        bind: Annotated[
+            str | None,
+            typer.Option("--serve", help="Listen on HOST:PORT instead, for consumers to come."),
+        ] = None,
+        cert: Annotated[
+            Path | None, typer.Option("--cert", help="With --serve: certificate chain, PEM.")
+        ] = None,
+        key: Annotated[
+            Path | None, typer.Option("--key", help="With --serve: its private key, PEM.")
+        ] = None,
+        ca: CaOption = None,
+        token_file: TokenOption = None,
+        insecure: InsecureOption = False,
+        retain: Annotated[
+            float | None,
+            typer.Option("--retain", help="Seconds to stay when all is published; else for ever."),
+        ] = None,
+        retention: Annotated[
+            float, typer.Option("--retention", help="Seconds that relays may keep the cache.")
+        ] = 3600.0,
+        pace: Annotated[
+            float,
+            typer.Option("--pace", help="Seconds between layers, as if they were computed."),
+        ] = 0.0,
+        lines: LinesOption = False,
+    ) -> None:
+        """Publish a KV cache file and serve it until interrupted."""
+        cache = load_kv_file(file)
+        prefix = prefix_of(cache, files.read_scope(scope_key_file, output))
+        told = Lines(lines)
+        settings = PublisherSettings(retention=retention)
+        async with _session(relay, bind, cert, key, ca, token_file, insecure) as session:
+            where = session.url if isinstance(session, Server) else relay or ""
+            async with Publisher(session, settings=settings).publish(prefix) as publication:
+                uri = publication.uri(where)
+                told.event("announced", uri=uri, blocks=prefix.blocks)
+                if not output.as_json and not lines:
+                    output.note(f"announced {uri}")
+                await _put_layers(output, cache, publication, pace, told)
+                _show(output, publication, uri, told)
+                await _stay(session, retain)
+
+
+@asynccontextmanager
+async def _session(
+    relay: str | None,
+    bind: str | None,
+    cert: Path | None,
+    key: Path | None,
+    ca: Path | None,
+    token_file: Path | None,
+    insecure: bool,
+) -> AsyncIterator[Connection | Server]:
+    if relay is not None and bind is None:
+        async with Peer(relay, ca, token_file, insecure).connect() as connection:
+            yield connection
+        return
+    if relay is not None or bind is None:
+        raise UsageError("say where to publish: --relay URL, or --serve HOST:PORT")
+    if cert is None or key is None:
+        raise UsageError("--serve needs --cert FILE and --key FILE; `kvcs certs` makes them")
+    host, port = parse_address(bind, RELAY_PORT)
+    async with serve(host, port, cert=cert, key=key) as server:
+        yield server
+
+
+async def _put_layers(
+    output: Output, cache: KvFile, publication: Publication, pace: float, told: Lines
+) -> None:
+    segment = await publication.segment()
+    layers = cache.descriptor.layers
+    with output.progress("layers published", layers) as step:
+        for layer, (k, v) in cache.layers.items():
+            if pace > 0:
+                await asyncio.sleep(pace)
+            # The file's last tokens may not fill a block; only whole blocks are published.
+            v_part = None if cache.descriptor.latent else v[: segment.tokens]
+            await segment.put(layer, k[: segment.tokens], v_part)
+            told.event("layer_published", layer=layer)
+            step.advance()
+
+
+def _show(output: Output, publication: Publication, uri: str, told: Lines) -> None:
+    progress, prefix = publication.progress, publication.prefix
+    document = {
+        "uri": uri,
+        "tokens": prefix.blocks * prefix.descriptor.block_tokens,
+        "tokens_left_over": prefix.tokens_left_over,
+        "blocks": prefix.blocks,
+        "layers": progress.layers,
+        "objects": progress.objects,
+        "octets": progress.octets,
+        "manifest_versions": progress.manifests,
+    }
+    if told.wanted:
+        told.event("published", **document)
+        return
+    output.result(
+        document,
+        [
+            ("publication", uri),
+            ("tokens", f"{document['tokens']} in {prefix.blocks} blocks"),
+            ("left over", f"{prefix.tokens_left_over} tokens that fill no block"),
+            ("layers", progress.layers),
+            ("objects", f"{progress.objects}, {octets_text(progress.octets)}"),
+            ("manifest", f"{progress.manifests} versions"),
+        ],
+    )
+
+
+async def _stay(session: Connection | Server, seconds: float | None) -> None:
+    """Serve until the time is up, or a connection ends that cannot come back."""
+    ended = asyncio.Event()
+    if isinstance(session, Connection):
+        session.on_closed(ended.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await ended.wait()
+    except TimeoutError:
+        return
+    if isinstance(session, Connection):
+        session.check_open()

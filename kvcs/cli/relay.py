@@ -1,0 +1,58 @@
+"""`kvcs relay`: a relay with a cache between producers and consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcs.cli.frame import command
+from kvcs.cli.lines import Lines
+from kvcs.cli.options import LinesOption, parse_address
+from kvcs.cli.output import Output
+from kvcs.quic.endpoint import RELAY_PORT
+from kvcs.relay.server import Relay, RelaySettings
+
+MIB = 2**20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+
+    @command(app, "relay")
+    async def relay(
+        output: Output,
+        cert: Annotated[Path, typer.Option("--cert", help="Certificate chain, PEM.")],
+        key: Annotated[Path, typer.Option("--key", help="Its private key, PEM.")],
+        bind: Annotated[
+            str, typer.Option("--bind", help="HOST:PORT to listen on; port 0 takes a free one.")
+        ] = f"127.0.0.1:{RELAY_PORT}",
+        cache_mib: Annotated[
+            int, typer.Option("--cache-mib", min=1, help="Memory for cached Objects, MiB.")
+        ] = 4096,
+        allow_anyone: Annotated[
+            bool,
+            typer.Option(
+                "--allow-anyone", help="Serve whoever connects: there is no other way yet."
+            ),
+        ] = False,
+        lines: LinesOption = False,
+    ) -> None:
+        """Run a relay until interrupted: each cache crosses it once, however many consumers."""
+        host, port = parse_address(bind, RELAY_PORT)
+        settings = RelaySettings(
+            host=host,
+            port=port,
+            cert=cert,
+            key=key,
+            cache_octets=cache_mib * MIB,
+            allow_anyone=allow_anyone,
+        )
+        told = Lines(lines)
+        async with Relay(settings) as running:
+            told.event("listening", url=running.url)
+            if not lines:
+                output.note(f"relay listening on {running.url}")
+            await asyncio.Event().wait()

@@ -1,0 +1,222 @@
+"""`kvcs subscribe` and `kvcs fetch`: a prefix's KV cache into a file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcs.cli.frame import command
+from kvcs.cli.lines import Lines
+from kvcs.cli.options import (
+    CaOption,
+    DeadlineOption,
+    DescriptorOption,
+    InsecureOption,
+    LikeOption,
+    LinesOption,
+    Peer,
+    RelayOption,
+    ScopeKeyOption,
+    TokenOption,
+    TokensOption,
+    WaitOption,
+    parse_range,
+    read_prefix,
+)
+from kvcs.cli.output import Output, octets_text
+from kvcs.errors import FileError, UsageError
+from kvcs.kv import LayerTensors, Prefix
+from kvcs.kv.arrays import byte_view
+from kvcs.kvfile import load_kv_file, save_kv_file
+from kvcs.subscriber import Cache, Subscriber
+from kvcs.subscriber.cache import Retrieve
+
+OutOption = Annotated[Path | None, typer.Option("--out", help="KV cache file to write.")]
+CompareOption = Annotated[
+    Path | None,
+    typer.Option("--compare", help="Compare with this KV cache file, octet by octet."),
+]
+PublicationOption = Annotated[
+    str | None, typer.Option("--publication", help="Take this one: a holder URI.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+
+    @command(app, "subscribe")
+    async def subscribe(
+        output: Output,
+        relay: RelayOption,
+        scope_key_file: ScopeKeyOption,
+        like: LikeOption = None,
+        tokens: TokensOption = None,
+        descriptor: DescriptorOption = None,
+        out: OutOption = None,
+        compare: CompareOption = None,
+        publication: PublicationOption = None,
+        ca: CaOption = None,
+        token_file: TokenOption = None,
+        insecure: InsecureOption = False,
+        deadline: DeadlineOption = None,
+        wait: WaitOption = None,
+        lines: LinesOption = False,
+    ) -> None:
+        """Follow a publication of a prefix, live or complete, and write its KV cache."""
+        prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
+        await _retrieve(
+            output,
+            Peer(relay, ca, token_file, insecure),
+            prefix,
+            out,
+            compare,
+            Lines(lines),
+            retrieve="subscribe",
+            deadline=deadline,
+            wait=wait,
+            publication=publication,
+        )
+
+    @command(app, "fetch")
+    async def fetch(
+        output: Output,
+        relay: RelayOption,
+        scope_key_file: ScopeKeyOption,
+        like: LikeOption = None,
+        tokens: TokensOption = None,
+        descriptor: DescriptorOption = None,
+        layers: Annotated[
+            str | None, typer.Option("--layers", help="Layers such as 4-11; all by default.")
+        ] = None,
+        blocks: Annotated[
+            str | None, typer.Option("--blocks", help="Blocks from the start such as 0-15.")
+        ] = None,
+        out: OutOption = None,
+        compare: CompareOption = None,
+        publication: PublicationOption = None,
+        ca: CaOption = None,
+        token_file: TokenOption = None,
+        insecure: InsecureOption = False,
+        deadline: DeadlineOption = None,
+        wait: WaitOption = 0.0,
+        lines: LinesOption = False,
+    ) -> None:
+        """Fetch layers and blocks of what is published already, and write them."""
+        prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
+        wanted = parse_range(blocks, "--blocks")
+        if wanted is not None and wanted[0] != 0:
+            raise UsageError("--blocks starts at 0: a later block needs those before it")
+        await _retrieve(
+            output,
+            Peer(relay, ca, token_file, insecure),
+            prefix,
+            out,
+            compare,
+            Lines(lines),
+            retrieve="fetch",
+            deadline=deadline,
+            wait=wait,
+            publication=publication,
+            layers=parse_range(layers, "--layers"),
+            blocks=None if wanted is None else wanted[1] + 1,
+        )
+
+
+async def _retrieve(
+    output: Output,
+    peer: Peer,
+    prefix: Prefix,
+    out: Path | None,
+    compare: Path | None,
+    told: Lines,
+    *,
+    retrieve: Retrieve,
+    deadline: float | None,
+    wait: float | None,
+    publication: str | None,
+    layers: tuple[int, int] | None = None,
+    blocks: int | None = None,
+) -> None:
+    if out is None and compare is None:
+        raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
+    expected = None if compare is None else load_kv_file(compare, partial=True)
+    if expected is not None and expected.descriptor != prefix.descriptor:
+        differences = "; ".join(prefix.descriptor.differences(expected.descriptor))
+        raise FileError(f"{compare}: another descriptor: {differences}")
+    received: dict[int, tuple[Any, Any]] = {}
+    equal = True
+    async with peer.connect() as session:
+        subscriber = Subscriber(session)
+        async with subscriber.open(
+            prefix,
+            deadline=deadline,
+            wait=wait,
+            layers=layers,
+            blocks=blocks,
+            publication=publication,
+            retrieve=retrieve,
+        ) as cache:
+            told.event("opened", layers=len(cache.layers), blocks=cache.blocks)
+            with output.progress("layers verified", len(cache.layers)) as step:
+                async for layer in cache:
+                    received[layer.index] = (layer.k, layer.v)
+                    if expected is not None:
+                        equal = equal and _same(layer, expected.layers.get(layer.index))
+                    told.event("layer_verified", layer=layer.index)
+                    step.advance()
+            document = _document(cache)
+    if out is not None:
+        count = document["tokens"]
+        save_kv_file(out, prefix.descriptor, prefix.token_ids[:count], received)
+        document["file"] = str(out)
+    if expected is not None:
+        document["equal"] = equal
+    _show(output, document, told)
+    if not equal:
+        raise FileError(f"{compare}: the cache that was received differs from it")
+
+
+def _same(layer: LayerTensors, expected: tuple[Any, Any] | None) -> bool:
+    """Whether a layer equals the first tokens of the expected one, octet by octet."""
+    if expected is None:
+        return False
+    tokens = len(layer.k)
+    pairs = zip((layer.k, layer.v), expected, strict=True)
+    return all(byte_view(mine) == byte_view(other[:tokens]) for mine, other in pairs)
+
+
+def _document(cache: Cache) -> dict[str, Any]:
+    report = cache.report
+    document = asdict(report)
+    document["publication"] = report.publication.publication_id.hex()
+    seconds = report.last_layer_seconds
+    document["goodput_octets_per_second"] = (
+        round(report.tensor_octets / seconds) if seconds else None
+    )
+    return document
+
+
+def _show(output: Output, document: dict[str, Any], told: Lines) -> None:
+    if told.wanted:
+        told.event("retrieved", **document)
+        return
+    facts: list[tuple[str, object]] = [
+        ("publication", document["publication"]),
+        ("tracks", " ".join(document["tracks"])),
+        ("tokens", document["tokens"]),
+        ("layers", document["layers"]),
+        ("objects", f"{document['objects']}, {octets_text(document['octets'])}"),
+        ("first layer", f"{document['first_layer_seconds']:.3f} s"),
+        ("last layer", f"{document['last_layer_seconds']:.3f} s"),
+    ]
+    if document["duplicates"] or document["rejected"]:
+        facts.append(("duplicates", document["duplicates"]))
+        facts.append(("rejected", document["rejected"] or 0))
+    if "equal" in document:
+        facts.append(("equal", "yes, octet by octet" if document["equal"] else "NO"))
+    if "file" in document:
+        facts.append(("file", document["file"]))
+    output.result(document, facts)

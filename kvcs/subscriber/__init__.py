@@ -4,8 +4,9 @@
 as soon as every block of it is verified, while later layers are still on the wire.
 """
 
-from kvcs.subscriber.cache import Cache, CacheProgress, CacheReport
+from kvcs.subscriber.cache import Cache
 from kvcs.subscriber.discovery import PublicationInfo
+from kvcs.subscriber.report import CacheProgress, CacheReport
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.subscriber import Subscriber
 

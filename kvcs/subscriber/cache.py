@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Literal
 
 import structlog
@@ -17,101 +16,21 @@ from kvcs.errors import (
     PublicationError,
     UsageError,
 )
-from kvcs.kv import (
-    Component,
-    DataTrack,
-    LayerTensors,
-    Ledger,
-    Manifest,
-    Prefix,
-    SegmentEntry,
-    codec_names,
-    lookup,
-)
+from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry, lookup
 from kvcs.kv.tracks import PublicationNamespace
-from kvcs.moqt.filters import LocationFilter, RangeFilter
-from kvcs.moqt.names import FullTrackName, GroupOrder, TrackNamespace
-from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
 from kvcs.recovery import Recovery
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.receiver import TrackReceiver
+from kvcs.subscriber.report import CacheProgress, CacheReport
+from kvcs.subscriber.requests import TrackRequests, choose_tracks
 from kvcs.subscriber.settings import SubscriberSettings
 
 _log = structlog.get_logger("kvcs.subscriber")
 
 Retrieve = Literal["auto", "subscribe", "fetch"]
 """How Objects are asked for: a subscription with a fill, a FETCH, or what fits."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheProgress:
-    """How far a retrieval is."""
-
-    layers_ready: int
-    """Layers that are whole and verified."""
-
-    layers: int
-    """Layers selected."""
-
-    objects_verified: int
-    """Objects that passed every check."""
-
-    objects: int
-    """Objects selected, as far as segments are known."""
-
-    octets: int
-    """Payload octets received, whatever became of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport:
-    """What a retrieval was; numbers for logs, tables and metrics."""
-
-    publication: PublicationNamespace
-    """Which publication."""
-
-    tracks: tuple[str, ...]
-    """Data tracks that were taken; each name tells its codec."""
-
-    lossless: bool
-    """Whether every codec used gives back the producer's bits."""
-
-    tokens: int
-    """Tokens verified in every selected layer."""
-
-    layers: int
-    """Layers that are whole and verified."""
-
-    objects: int
-    """Objects verified."""
-
-    octets: int
-    """Payload octets received."""
-
-    tensor_octets: int
-    """Tensor octets verified."""
-
-    duplicates: int
-    """Objects that came again and were dropped."""
-
-    rejected: dict[str, int]
-    """Objects that failed a check, by check."""
-
-    manifest_versions: int
-    """Manifest versions read."""
-
-    refetches: int
-    """FETCHes made in recovery."""
-
-    open_seconds: float
-    """From `open` to the first manifest."""
-
-    first_layer_seconds: float | None
-    """From `open` to the first whole layer."""
-
-    last_layer_seconds: float | None
-    """From `open` to the last whole layer."""
 
 
 class Cache:
@@ -162,7 +81,9 @@ class Cache:
         self._error_is_final = False
         self._closed = False
         self._receivers: dict[DataTrack, TrackReceiver] = {}
-        self._requests: list[int] = []
+        self._requests = TrackRequests(
+            follower.connection, follower.namespace, settings.subscriber_priority
+        )
         self._ended: set[DataTrack] = set()
         self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
         self._completion: asyncio.Future[None] = self._loop.create_future()
@@ -252,7 +173,7 @@ class Cache:
         """How far the retrieval is."""
         ledger = self._ledger
         per_layer = sum(
-            self._blocks_wanted(entry) * len(self._tracks_of(entry))
+            self._blocks_wanted(entry) * len(choose_tracks(entry))
             for entry in self.manifest.segments
         )
         return CacheProgress(
@@ -314,8 +235,7 @@ class Cache:
         self._closed = True
         self._recovery.stop()
         self._follower.stop()
-        for request_id in self._requests:
-            self._connection.cancel(request_id)
+        self._requests.cancel()
         for handle in (self._stall, self._deadline):
             if handle is not None:
                 handle.cancel()
@@ -415,84 +335,35 @@ class Cache:
         return {track.segment for track in self._ledger.tracks}
 
     def _add_segment(self, entry: SegmentEntry) -> None:
-        tracks = self._tracks_of(entry)
+        tracks = choose_tracks(entry)
         self._ledger.add_segment(tracks, entry.blocks)
         for track in tracks:
             receiver = TrackReceiver(self._connection, self._ledger, track, self)
             self._receivers[track] = receiver
             self._request(track, entry, receiver)
 
-    def _tracks_of(self, entry: SegmentEntry) -> list[DataTrack]:
-        """The k and v track of one codec, or one kv track; lossless, raw first."""
-        available = set(entry.tracks)
-        names = [name for name in codec_names() if lookup(name).lossless]
-        for codec in sorted(names, key=lambda name: (name != "raw", name)):
-            pair = [
-                DataTrack(component, codec, entry.segment)
-                for component in (Component.K, Component.V)
-            ]
-            if available.issuperset(pair):
-                return pair
-            joint = DataTrack(Component.KV, codec, entry.segment)
-            if joint in available:
-                return [joint]
-        shown = ", ".join(str(track) for track in entry.tracks)
-        raise PublicationError(
-            f"segment {entry.segment} has no lossless encoding that can be read here: {shown}"
-        )
-
     def _blocks_wanted(self, entry: SegmentEntry) -> int:
         return max(0, min(entry.blocks, self._ledger.blocks - entry.first_block))
 
     def _request(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> None:
-        fetch = self._retrieve == "fetch" or (
+        if self._retrieve == "fetch" or (
             self._retrieve == "auto" and self._selective and entry.complete
-        )
-        if fetch:
-            request_id = self._fetch(track, entry, receiver)
+        ):
+
+            def ended(whole: bool) -> None:
+                if not whole:
+                    self.lost(track, None, "a fetch was refused or reset")
+                self.track_ended(track)
+
+            self._requests.fetch(
+                track,
+                self._ledger.layers,
+                self._blocks_wanted(entry),
+                entry.blocks,
+                lambda event: receiver.take(event, ended),
+            )
         else:
-            request_id = self._subscribe(track, receiver)
-        self._requests.append(request_id)
-
-    def _subscribe(self, track: DataTrack, receiver: TrackReceiver) -> int:
-        """Next Object and a fill from 0/0: every Object exactly once (KVCS "Retrieval during
-        Production")."""
-        parameters = Parameters.of(
-            subscriber_priority=self._settings.subscriber_priority,
-            group_order=GroupOrder.ASCENDING,
-            location_filter=LocationFilter.next_object(),
-            fill_parameters=Parameters.of(location_filter=LocationFilter.absolute_start(0, 0)),
-        )
-        requester = self._connection.core.requester
-        request_id = requester.subscribe(self._name(track), parameters)
-        self._connection.handle(request_id, receiver.take)
-        return request_id
-
-    def _fetch(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> int:
-        """Layers a to b, and the first n blocks where the peer can filter (KVCS "Retrieval of
-        Completed Caches")."""
-        first, last = self._ledger.layers[0], self._ledger.layers[-1]
-        requester = self._connection.core.requester
-        wanted = self._blocks_wanted(entry)
-        parameters = Parameters.of(
-            subscriber_priority=self._settings.subscriber_priority,
-            group_order=GroupOrder.ASCENDING,
-            location_filter=LocationFilter.group_end(first, 0, last),
-        )
-        if wanted < entry.blocks and requester.peer_filter_ranges >= 1:
-            parameters = parameters.replace(objectid_filter=[RangeFilter(0, ((0, wanted - 1),))])
-        request_id = requester.fetch(self._name(track), parameters)
-
-        def ended(whole: bool) -> None:
-            if not whole:
-                self.lost(track, None, "a fetch was refused or reset")
-            self.track_ended(track)
-
-        self._connection.handle(request_id, lambda event: receiver.take(event, ended))
-        return request_id
-
-    def _name(self, track: DataTrack) -> FullTrackName:
-        return FullTrackName(self.namespace, track.name)
+            self._requests.subscribe(track, receiver.take)
 
     def _is_complete(self) -> bool:
         return self._ledger.complete or (

@@ -1,0 +1,77 @@
+"""How far a retrieval is and what it was: numbers for logs, tables and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcs.kv.tracks import PublicationNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class CacheProgress:
+    """How far a retrieval is."""
+
+    layers_ready: int
+    """Layers that are whole and verified."""
+
+    layers: int
+    """Layers selected."""
+
+    objects_verified: int
+    """Objects that passed every check."""
+
+    objects: int
+    """Objects selected, as far as segments are known."""
+
+    octets: int
+    """Payload octets received, whatever became of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a retrieval was; numbers for logs, tables and metrics."""
+
+    publication: PublicationNamespace
+    """Which publication."""
+
+    tracks: tuple[str, ...]
+    """Data tracks that were taken; each name tells its codec."""
+
+    lossless: bool
+    """Whether every codec used gives back the producer's bits."""
+
+    tokens: int
+    """Tokens verified in every selected layer."""
+
+    layers: int
+    """Layers that are whole and verified."""
+
+    objects: int
+    """Objects verified."""
+
+    octets: int
+    """Payload octets received."""
+
+    tensor_octets: int
+    """Tensor octets verified."""
+
+    duplicates: int
+    """Objects that came again and were dropped."""
+
+    rejected: dict[str, int]
+    """Objects that failed a check, by check."""
+
+    manifest_versions: int
+    """Manifest versions read."""
+
+    refetches: int
+    """FETCHes made in recovery."""
+
+    open_seconds: float
+    """From `open` to the first manifest."""
+
+    first_layer_seconds: float | None
+    """From `open` to the first whole layer."""
+
+    last_layer_seconds: float | None
+    """From `open` to the last whole layer."""

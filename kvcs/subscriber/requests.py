@@ -1,0 +1,105 @@
+"""Choosing a segment's tracks and asking for their Objects (KVCS "Consumer Procedures")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcs.errors import PublicationError
+from kvcs.kv import Component, DataTrack, SegmentEntry, codec_names, lookup
+from kvcs.moqt import events
+from kvcs.moqt.filters import LocationFilter, RangeFilter
+from kvcs.moqt.names import FullTrackName, GroupOrder, TrackNamespace
+from kvcs.moqt.parameters import Parameters
+from kvcs.quic.connection import Connection
+
+Handler = Callable[[events.Event], None]
+"""Takes the events of one request."""
+
+
+def choose_tracks(entry: SegmentEntry) -> list[DataTrack]:
+    """The k and v track of one codec, or one kv track; lossless, raw first.
+
+    Raises:
+        PublicationError: the segment has none that can be read here.
+    """
+    available = set(entry.tracks)
+    names = [name for name in codec_names() if lookup(name).lossless]
+    for codec in sorted(names, key=lambda name: (name != "raw", name)):
+        pair = [
+            DataTrack(component, codec, entry.segment) for component in (Component.K, Component.V)
+        ]
+        if available.issuperset(pair):
+            return pair
+        joint = DataTrack(Component.KV, codec, entry.segment)
+        if joint in available:
+            return [joint]
+    shown = ", ".join(str(track) for track in entry.tracks)
+    raise PublicationError(
+        f"segment {entry.segment} has no lossless encoding that can be read here: {shown}"
+    )
+
+
+class TrackRequests:
+    """The requests that one retrieval makes for data tracks.
+
+    Args:
+        connection: the session.
+        namespace: the publication.
+        subscriber_priority: SUBSCRIBER_PRIORITY of each request.
+    """
+
+    def __init__(
+        self, connection: Connection, namespace: TrackNamespace, subscriber_priority: int
+    ) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._priority = subscriber_priority
+        self._request_ids: list[int] = []
+
+    def subscribe(self, track: DataTrack, handler: Handler) -> None:
+        """Ask for Next Object and a fill from 0/0: every Object exactly once (KVCS "Retrieval
+        during Production")."""
+        parameters = Parameters.of(
+            subscriber_priority=self._priority,
+            group_order=GroupOrder.ASCENDING,
+            location_filter=LocationFilter.next_object(),
+            fill_parameters=Parameters.of(location_filter=LocationFilter.absolute_start(0, 0)),
+        )
+        request_id = self._connection.core.requester.subscribe(self._name(track), parameters)
+        self._follow(request_id, handler)
+
+    def fetch(
+        self, track: DataTrack, layers: range, blocks: int, all_blocks: int, handler: Handler
+    ) -> None:
+        """Ask for what is there of some layers, and for their first blocks alone where the peer
+        can filter (KVCS "Retrieval of Completed Caches").
+
+        Args:
+            track: the data track.
+            layers: ascending, without gaps.
+            blocks: how many leading blocks are wanted.
+            all_blocks: how many the segment has.
+            handler: takes the events.
+        """
+        requester = self._connection.core.requester
+        parameters = Parameters.of(
+            subscriber_priority=self._priority,
+            group_order=GroupOrder.ASCENDING,
+            location_filter=LocationFilter.group_end(layers[0], 0, layers[-1]),
+        )
+        if blocks < all_blocks and requester.peer_filter_ranges >= 1:
+            parameters = parameters.replace(objectid_filter=[RangeFilter(0, ((0, blocks - 1),))])
+        self._follow(requester.fetch(self._name(track), parameters), handler)
+
+    def cancel(self) -> None:
+        """Cancel every request; quiet for those that are over."""
+        for request_id in self._request_ids:
+            self._connection.cancel(request_id)
+        self._request_ids.clear()
+
+    def _follow(self, request_id: int, handler: Handler) -> None:
+        self._request_ids.append(request_id)
+        self._connection.handle(request_id, handler)
+
+    def _name(self, track: DataTrack) -> FullTrackName:
+        return FullTrackName(self._namespace, track.name)

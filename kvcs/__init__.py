@@ -46,6 +46,7 @@ from kvcs.kv import (
     convert,
 )
 from kvcs.kv import LayerTensors as Layer
+from kvcs.kvfile import KvFile, KvLayer, load_kv_file, save_kv_file
 from kvcs.moqt.settings import SessionSettings
 from kvcs.publisher import (
     Publication,
@@ -81,6 +82,8 @@ __all__ = [
     "Descriptor",
     "DescriptorMismatch",
     "FileError",
+    "KvFile",
+    "KvLayer",
     "KvcsError",
     "Layer",
     "Manifest",
@@ -113,5 +116,7 @@ __all__ = [
     "__version__",
     "connect",
     "convert",
+    "load_kv_file",
+    "save_kv_file",
     "serve",
 ]

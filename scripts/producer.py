@@ -1,0 +1,46 @@
+#!/usr/bin/env python
+"""A producer to copy from: publishes a KV cache while its layers are computed.
+
+    scripts/producer.py CACHE --relay moqt://127.0.0.1:4433 --ca ca.pem --scope-key KEYFILE
+
+Here the layers come from a file; in an engine, `prefill` is the forward pass.
+"""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import kvcs
+
+
+async def prefill(file: kvcs.KvFile, tokens: int) -> AsyncIterator[kvcs.KvLayer]:
+    """Yield K and V, each [tokens, kv_heads, head_dim], layer by layer as they are computed."""
+    for layer in file.layers.values():
+        yield kvcs.KvLayer(layer.k[:tokens], layer.v[:tokens])
+
+
+async def main(options: argparse.Namespace) -> None:
+    file = kvcs.load_kv_file(options.cache)
+    scope = kvcs.Scope.from_hex(options.scope_key.read_text())
+    prefix = kvcs.Prefix(scope, file.descriptor, file.token_ids)
+
+    async with kvcs.connect(options.relay, ca=options.ca) as session:
+        async with kvcs.Publisher(session).publish(prefix) as publication:
+            segment = await publication.segment()
+            layer = 0
+            async for k, v in prefill(file, segment.tokens):
+                await segment.put(layer, k, v)  # copied: the engine may overwrite k and v now
+                layer += 1
+            print("published", publication.progress, flush=True)
+            await asyncio.sleep(options.retain)  # late consumers fill from here
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Publish a KV cache file.")
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--relay", required=True)
+    parser.add_argument("--ca", type=Path)
+    parser.add_argument("--scope-key", type=Path, required=True)
+    parser.add_argument("--retain", type=float, default=60.0, help="seconds to stay")
+    asyncio.run(main(parser.parse_args()))

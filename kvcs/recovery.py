@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-import structlog
-
 from kvcs.errors import MissingBlocks, UsageError
 from kvcs.kv import DataTrack, Ledger
 from kvcs.moqt import events
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.parameters import Parameters
+from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 
-_log = structlog.get_logger("kvcs.recovery")
+_log = get_logger("kvcs.recovery")
 
 MAX_PAUSE_DOUBLINGS = 4
 """The pause between tries doubles up to 16 times the first one."""

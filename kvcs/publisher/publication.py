@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from kvcs.errors import UsageError
 from kvcs.kv import MANIFEST, ManifestCadence, ManifestWriter, Prefix, holder_uri
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
@@ -17,11 +15,12 @@ from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
+from kvcs.observe import get_logger
 from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.segment import Segment
 from kvcs.quic.origin import Origin
 
-_log = structlog.get_logger("kvcs.publisher")
+_log = get_logger("kvcs.publisher")
 
 MANIFEST_PRIORITY = 0
 """Publisher Priority of the manifest track (KVCS "Objects")."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from kvcs.errors import ConnectionClosed, KvcsError, RequestError
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
@@ -14,11 +12,12 @@ from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCod
 from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.observe import get_logger
 from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
 from kvcs.quic.transport import Transport
 
-_log = structlog.get_logger("kvcs.quic")
+_log = get_logger("kvcs.quic")
 
 Handler = Callable[[events.Event], None]
 """Takes the events of one request; called in the loop's thread, must not block."""

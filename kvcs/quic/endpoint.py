@@ -11,19 +11,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-import structlog
-
 from kvcs.errors import UsageError
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event
 from kvcs.moqt.settings import ALPN, Role, SessionSettings
 from kvcs.moqt.uri import MoqtUri, parse_uri
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import AioquicListener, QuicSettings, connect_quic, listen_quic
 from kvcs.quic.connection import Connection
 from kvcs.quic.origin import Origin
 from kvcs.quic.transport import Transport, TransportReceiver
 
-_log = structlog.get_logger("kvcs.quic")
+_log = get_logger("kvcs.quic")
 
 Path = str | os.PathLike[str]
 Observer = Callable[[Connection, Event], None]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
 from kvcs.moqt.store import Track
+from kvcs.observe import get_logger
 
 if TYPE_CHECKING:
     from kvcs.quic.connection import Connection, PeerRequest
 
-_log = structlog.get_logger("kvcs.quic")
+_log = get_logger("kvcs.quic")
 
 
 class Origin:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Literal
 
-import structlog
-
 from kvcs.errors import (
     CacheIncomplete,
     ConnectionClosed,
@@ -19,6 +17,7 @@ from kvcs.errors import (
 from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry, lookup
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
+from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.recovery import Recovery
 from kvcs.subscriber.manifests import ManifestFollower
@@ -27,7 +26,7 @@ from kvcs.subscriber.report import CacheProgress, CacheReport
 from kvcs.subscriber.requests import TrackRequests, choose_tracks
 from kvcs.subscriber.settings import SubscriberSettings
 
-_log = structlog.get_logger("kvcs.subscriber")
+_log = get_logger("kvcs.subscriber")
 
 Retrieve = Literal["auto", "subscribe", "fetch"]
 """How Objects are asked for: a subscription with a fill, a FETCH, or what fits."""

@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from kvcs.errors import PublicationError, PublicationNotFound
 from kvcs.kv import Manifest, Prefix, PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
+from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.namespaces import NamespaceWatch
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.settings import SubscriberSettings
 
-_log = structlog.get_logger("kvcs.subscriber")
+_log = get_logger("kvcs.subscriber")
 
 
 @dataclass(frozen=True, slots=True)

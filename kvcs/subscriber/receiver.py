@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import structlog
-
 from kvcs.errors import KvcsError, ObjectError, PublicationAborted, PublicationError
 from kvcs.kv import DataTrack, Ledger, Slot
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.objects import ObjectStatus, RangeKind
+from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 
-_log = structlog.get_logger("kvcs.subscriber")
+_log = get_logger("kvcs.subscriber")
 
 
 class Taker(Protocol):

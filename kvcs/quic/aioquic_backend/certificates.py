@@ -7,7 +7,6 @@ import ssl
 from os import PathLike, fspath
 from typing import Final
 
-import structlog
 from aioquic.quic.configuration import QuicConfiguration
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
@@ -18,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from kvcs.errors import FileError
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 
-log = structlog.stdlib.get_logger("kvcs.quic")
+log = get_logger("kvcs.quic")
 
 Path = str | PathLike[str]
 

@@ -7,10 +7,10 @@ import ipaddress
 import socket
 from typing import Final
 
-import structlog
 from aioquic.quic.configuration import QuicConfiguration
 
 from kvcs.errors import ConnectionFailed, UsageError
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, client_configuration
 from kvcs.quic.aioquic_backend.ending import Ending, explain, no_answer, nobody_listens
 from kvcs.quic.aioquic_backend.ports import Address, Driven
@@ -27,7 +27,7 @@ from kvcs.quic.aioquic_backend.udp import (
 )
 from kvcs.quic.transport import ReceiverFactory
 
-log = structlog.stdlib.get_logger("kvcs.quic")
+log = get_logger("kvcs.quic")
 
 MAX_ADDRESSES: Final = 4
 """Addresses of one name that are tried, one after the other."""

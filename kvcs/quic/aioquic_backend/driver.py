@@ -9,9 +9,9 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-import structlog
 from aioquic.quic import events
 
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.budget import SendBudget
 from kvcs.quic.aioquic_backend.ending import Ending, ending_of
 from kvcs.quic.aioquic_backend.ports import Address, Clock, Owner, Timer, Wire
@@ -20,7 +20,7 @@ from kvcs.quic.aioquic_backend.prober import DatagramSizeProber
 from kvcs.quic.aioquic_backend.settings import QuicSettings
 from kvcs.quic.transport import TransportReceiver
 
-log = structlog.stdlib.get_logger("kvcs.quic")
+log = get_logger("kvcs.quic")
 
 INTERNAL_ERROR: Final = 0x1
 """MOQT's session code for a fault of ours (§14)."""

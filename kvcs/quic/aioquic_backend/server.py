@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.crypto import CryptoPair
@@ -21,6 +20,7 @@ from aioquic.quic.packet import (
 from aioquic.quic.packet_builder import QuicPacketBuilder
 
 from kvcs.errors import ConnectionFailed
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
 from kvcs.quic.aioquic_backend.client import is_loopback
 from kvcs.quic.aioquic_backend.ending import Ending
@@ -31,7 +31,7 @@ from kvcs.quic.aioquic_backend.transport import AioquicTransport
 from kvcs.quic.aioquic_backend.udp import Udp, bound_socket, open_udp, resolve, set_buffers
 from kvcs.quic.transport import ReceiverFactory
 
-log = structlog.stdlib.get_logger("kvcs.quic")
+log = get_logger("kvcs.quic")
 
 LONG_HEADER: Final = 0x80
 """Bit of the first octet of a packet that still shakes hands (RFC 9000 §17.2)."""

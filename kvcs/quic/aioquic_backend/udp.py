@@ -9,12 +9,11 @@ import sys
 from collections import deque
 from typing import Any, Final, Protocol
 
-import structlog
-
 from kvcs.errors import UsageError
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.ports import Address
 
-log = structlog.stdlib.get_logger("kvcs.quic")
+log = get_logger("kvcs.quic")
 
 BATCH: Final = 64
 """Datagrams read per wake-up; then events are delivered and one transmission follows."""

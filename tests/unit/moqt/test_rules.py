@@ -1,0 +1,148 @@
+"""Conditions that make a Track malformed (MOQT §12.1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcs.moqt import rules
+from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.rules import TrackRules
+
+NORMAL = ObjectStatus.NORMAL
+END_OF_GROUP = ObjectStatus.END_OF_GROUP
+END_OF_TRACK = ObjectStatus.END_OF_TRACK
+
+
+def header(
+    group: int,
+    object_id: int,
+    *,
+    subgroup: int | None = 0,
+    priority: int | None = 0,
+    status: ObjectStatus = NORMAL,
+) -> ObjectHeader:
+    return ObjectHeader(group, object_id, subgroup, priority, status)
+
+
+def checked(*headers: ObjectHeader) -> TrackRules:
+    track = TrackRules()
+    for one in headers:
+        track.check_object(one)
+    return track
+
+
+def malformed(track: TrackRules, bad: ObjectHeader) -> None:
+    with pytest.raises(MalformedTrack):
+        track.check_object(bad)
+
+
+def test_groups_may_come_in_any_order_and_an_object_twice() -> None:
+    checked(header(3, 1), header(0, 5), header(0, 2), header(3, 1), header(3, 0))
+
+
+def test_a_subgroup_has_one_priority() -> None:
+    track = checked(header(0, 0, priority=3), header(0, 1, subgroup=1, priority=9))
+    malformed(track, header(0, 2, priority=4))
+    track.check_object(header(1, 0, priority=4))
+
+
+def test_a_datagram_belongs_to_no_subgroup() -> None:
+    checked(header(0, 0, priority=3), header(0, 1, subgroup=None, priority=9))
+
+
+def test_a_stream_without_a_priority_agrees_with_the_tracks_default() -> None:
+    track = checked(header(0, 0, priority=None), header(0, 1, priority=128))
+    track.default_priority = 128
+    track.check_object(header(0, 2, priority=None))
+    track.check_object(header(0, 3, priority=128))
+    track.check_object(header(1, 0, priority=None))
+    malformed(track, header(1, 1, priority=127))
+
+
+def test_an_explicit_priority_is_remembered_behind_an_unknown_default() -> None:
+    track = checked(header(0, 0, priority=None), header(0, 1, priority=7))
+    malformed(track, header(0, 2, priority=8))
+
+
+def test_nothing_lies_beyond_the_fin_of_a_subgroup() -> None:
+    track = checked(header(0, 0), header(0, 1))
+    track.finish_subgroup(0, 0, 1, end_of_group=False)
+    track.check_object(header(0, 1))
+    track.check_object(header(0, 9, subgroup=1))
+    malformed(track, header(0, 2))
+
+
+def test_a_subgroup_ends_in_one_place() -> None:
+    track = checked(header(0, 3))
+    track.finish_subgroup(0, 0, 3, end_of_group=False)
+    track.finish_subgroup(0, 0, 3, end_of_group=False)
+    with pytest.raises(MalformedTrack):
+        track.finish_subgroup(0, 0, 2, end_of_group=False)
+
+
+def test_nothing_lies_beyond_the_end_of_group_bit() -> None:
+    track = checked(header(0, 3))
+    track.finish_subgroup(0, 0, 3, end_of_group=True)
+    track.check_object(header(0, 2, subgroup=1))
+    malformed(track, header(0, 4, subgroup=1))
+
+
+def test_the_end_of_group_bit_is_held_against_what_came_before() -> None:
+    track = checked(header(0, 3), header(0, 5, subgroup=1))
+    with pytest.raises(MalformedTrack):
+        track.finish_subgroup(0, 0, 3, end_of_group=True)
+
+
+@pytest.mark.parametrize("object_id", [2, 3, 9])
+def test_no_object_at_or_beyond_end_of_group(object_id: int) -> None:
+    track = checked(header(0, 1), header(0, 2, status=END_OF_GROUP))
+    track.check_object(header(0, 0, subgroup=1))
+    malformed(track, header(0, object_id, subgroup=1))
+
+
+@pytest.mark.parametrize("object_id", [0, 1])
+def test_end_of_group_is_held_against_what_came_before(object_id: int) -> None:
+    malformed(checked(header(0, 1)), header(0, object_id, status=END_OF_GROUP))
+
+
+@pytest.mark.parametrize("object_id", [1, 3])
+def test_a_group_ends_in_one_place(object_id: int) -> None:
+    track = checked(header(0, 2, status=END_OF_GROUP), header(0, 2, status=END_OF_GROUP))
+    malformed(track, header(0, object_id, status=END_OF_GROUP))
+
+
+def test_end_of_group_under_the_end_of_group_bit_is_one_end() -> None:
+    track = checked(header(0, 1), header(0, 2, status=END_OF_GROUP))
+    track.finish_subgroup(0, 0, 2, end_of_group=True)
+    malformed(track, header(0, 2))
+
+
+@pytest.mark.parametrize("bad", [header(4, 0), header(4, 1), header(5, 0), header(9, 9)])
+def test_no_object_at_or_beyond_end_of_track(bad: ObjectHeader) -> None:
+    track = checked(header(3, 7), header(4, 0, status=END_OF_TRACK))
+    track.check_object(header(3, 8))
+    malformed(track, bad)
+
+
+@pytest.mark.parametrize("last", [header(4, 0), header(4, 2), header(5, 0)])
+def test_end_of_track_is_held_against_what_came_before(last: ObjectHeader) -> None:
+    malformed(checked(last), header(4, 0, status=END_OF_TRACK))
+
+
+def test_a_track_ends_in_one_place() -> None:
+    track = checked(header(4, 0, status=END_OF_TRACK), header(4, 0, status=END_OF_TRACK))
+    malformed(track, header(3, 0, status=END_OF_TRACK))
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MAX_SUBGROUPS_REMEMBERED", 10)
+    track = TrackRules()
+    for group in range(100):
+        track.check_object(header(group, 0))
+        track.check_object(header(group, 1, status=END_OF_GROUP))
+        track.finish_subgroup(group, 0, 1, end_of_group=True)
+    tables = [table for table in vars(track).values() if isinstance(table, dict)]
+    assert len(tables) == 5
+    assert all(len(table) == 10 for table in tables)
+    malformed(track, header(99, 1))

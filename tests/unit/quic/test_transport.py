@@ -73,6 +73,7 @@ def test_a_batch_is_answered_by_one_transmission() -> None:
     pair.client.transport.flush()
     before = len(pair.server.sent)
     pair.clock.run_until(lambda: len(answered) == 8)
+    pair.clock.run_for(DELAY / 10)
     assert len(pair.server.sent) - before == 1, "eight answers in one packet"
     pair.clock.run_until(lambda: len(pair.client.receiver.finished) == 8)
 

@@ -1,0 +1,82 @@
+"""What a failure looks like: one line on standard error and an exit code.
+
+The traceback is for those who ask for it with ``KVCS_DEBUG=1``.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TextIO
+
+from kvcs.cli.output import shown
+from kvcs.errors import CacheIncomplete, KvcsError
+
+
+class ExitCode(IntEnum):
+    """What the command tells its caller."""
+
+    OK = 0
+    """It did what was asked."""
+
+    FAULT = 1
+    """A fault of kvcs itself."""
+
+    REFUSED = 2
+    """Bad input, unreachable, not found, or refused by the other side."""
+
+    INCOMPLETE = 3
+    """The cache did not become whole in time."""
+
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+    TERMINATED = 143
+    """SIGTERM."""
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Exit code that tells `error` apart; of a group, that of its worst member.
+
+    Everything that kvcs raises on purpose is about its input or the other side; what else comes
+    out is a fault of our own, and hides the others.
+    """
+    codes = {_exit_code(leaf) for leaf in _leaves(error)}
+    return min(codes, default=ExitCode.FAULT)
+
+
+def _exit_code(error: BaseException) -> ExitCode:
+    if isinstance(error, CacheIncomplete):
+        return ExitCode.INCOMPLETE
+    return ExitCode.REFUSED if isinstance(error, KvcsError) else ExitCode.FAULT
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error
+
+
+def report(error: BaseException, stream: TextIO) -> ExitCode:
+    """Write one line about `error` and return its exit code.
+
+    Args:
+        error: what a command raised, or a group of such from its tasks.
+        stream: where the line goes; standard error.
+    """
+    code = exit_code(error)
+    if os.environ.get("KVCS_DEBUG") == "1":
+        traceback.print_exception(error, file=stream)
+    leaves = list(_leaves(error))
+    worst = next(leaf for leaf in leaves if _exit_code(leaf) == code)
+    text = str(worst) or type(worst).__name__
+    if code is ExitCode.FAULT:
+        text = f"internal error: {type(worst).__name__}: {worst} (KVCS_DEBUG=1 shows where)"
+    if len(leaves) > 1:
+        text += f" (and {len(leaves) - 1} more)"
+    print(f"kvcs: {shown(text)}", file=stream)
+    return code

@@ -1,0 +1,70 @@
+"""Small files that commands write and read: keys, certificates, tokens."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from kvcs.cli.output import Output
+from kvcs.errors import FileError, UsageError
+from kvcs.kv import Scope
+
+MAX_KEY_FILE_OCTETS = 4096
+"""Longest scope key file that is read; the key has 64 characters."""
+
+
+def write_file(path: Path, data: bytes, *, private: bool, replace: bool = False) -> None:
+    """Write a small file.
+
+    Args:
+        path: the file.
+        data: all of it.
+        private: only the owner may read it (mode 0600), from its first octet on.
+        replace: take the place of a file that is there; otherwise that is an error.
+
+    Raises:
+        FileError: the file is there already, or cannot be written; then it stays as it was.
+    """
+    target = path.with_name(f".{path.name}.{os.getpid()}.part") if replace else path
+    made = False
+    try:
+        # O_EXCL also refuses to write through a symbolic link.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(target, flags, 0o600 if private else 0o644), "wb") as file:
+            made = True
+            file.write(data)
+        if replace:
+            target.replace(path)
+    except OSError as exc:
+        if made:
+            target.unlink(missing_ok=True)
+        if isinstance(exc, FileExistsError):
+            raise FileError(f"{path} is there already; it is not overwritten") from exc
+        raise FileError(f"{path}: {exc.strerror or exc}") from exc
+
+
+def read_scope(path: Path, output: Output) -> Scope:
+    """Read the scope key that `kvcs keygen` wrote.
+
+    Args:
+        path: a file of 64 hex characters.
+        output: is told when others can read the file too.
+
+    Raises:
+        FileError: the file cannot be read or is no scope key; its content is not repeated.
+    """
+    try:
+        with path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                output.note(f"{path} can be read by others; chmod 600 keeps it to you")
+            data = file.read(MAX_KEY_FILE_OCTETS + 1)
+        if len(data) > MAX_KEY_FILE_OCTETS:
+            raise FileError(f"{path}: too long for a scope key of 64 hex characters")
+        return Scope.from_hex(data.decode("ascii", "replace"))
+    except FileError:
+        raise
+    except UsageError as exc:
+        raise FileError(f"{path}: {exc}") from exc
+    except OSError as exc:
+        raise FileError(f"{path}: {exc.strerror or exc}") from exc

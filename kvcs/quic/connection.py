@@ -63,7 +63,7 @@ class Connection:
         observer: Callable[[Connection, events.Event], None] | None = None,
     ) -> None:
         self.transport = transport
-        self.peer = peer
+        self.peer = peer or transport.peer
         """Whom we talk to, for people: a URI or an address."""
         self.core = Session(role, settings, self._wake)
         self._loop = asyncio.get_running_loop()
@@ -85,7 +85,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
         self._pumping = False
-        self._log = _log.bind(peer=peer, role=role.value)
+        self._log = _log.bind(peer=self.peer, role=role.value)
 
     # What users of the connection call
 

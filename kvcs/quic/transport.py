@@ -15,6 +15,10 @@ class Transport(Protocol):
     reads them to choose what goes next, and never gives the library more.
     """
 
+    @property
+    def peer(self) -> str:
+        """Whom the connection is with, for logs and messages."""
+
     def octets(self) -> int:
         """Octets of Object data that may go now; what waits in the library is bounded."""
 

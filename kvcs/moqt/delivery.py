@@ -324,6 +324,14 @@ class RangeSender(ObjectSender):
         self._waiting = False
         self._waited = 0.0
         self._waiting_since: float | None = None
+        track.readers += 1
+
+    def close(self) -> None:
+        """The stream is over; nothing more is sent."""
+        was_open = not self.closed
+        super().close()
+        if was_open:
+            self.track.reader_left()
 
     def key(self) -> SendKey:
         """Place in the order (MOQT §5.1)."""

@@ -33,7 +33,9 @@ class SubscriptionHost(Host, Protocol):
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """The Track has ended and every stream of the subscription is closed."""
 
-    def subscription_failed(self, delivery: SubscriptionDelivery, status: int) -> None:
+    def subscription_failed(
+        self, delivery: SubscriptionDelivery, status: int, reason: str = ""
+    ) -> None:
         """The subscription cannot go on: end it with PUBLISH_DONE ``status``."""
 
 
@@ -220,7 +222,11 @@ class SubscriptionDelivery:
 
     def track_ended(self) -> None:
         """No more Objects come."""
-        self.check_drained()
+        track = self.track
+        if track.abandoned and track.ended is not None:
+            self.host.subscription_failed(self, track.ended, track.ended_reason)
+        else:
+            self.check_drained()
 
     # Inner workings
 

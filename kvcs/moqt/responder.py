@@ -349,11 +349,14 @@ class Responder:
 
     def session_ended(self) -> None:
         """The session is over: leave every Track."""
+        senders: list[ObjectSender] = list(self._fetches.values())
         for delivery in list(self._subscriptions.values()):
+            senders += delivery.open_senders()
             delivery.ended = True
             delivery.track.leave(delivery)
-        for sender in self._fetches.values():
-            sender.closed = True
+        for sender in senders:
+            sender.on_closed = None
+            sender.close()
         self._subscriptions.clear()
         self._fetches.clear()
         self._namespaces.clear()
@@ -384,9 +387,11 @@ class Responder:
 
         self._session.at(self._session.now + self._session.settings.done_delay, done)
 
-    def subscription_failed(self, delivery: SubscriptionDelivery, status: int) -> None:
+    def subscription_failed(
+        self, delivery: SubscriptionDelivery, status: int, reason: str = ""
+    ) -> None:
         """The subscription cannot go on."""
-        self.end_subscription(delivery.request_id, status)
+        self.end_subscription(delivery.request_id, status, reason)
 
     # Inner workings
 

@@ -84,6 +84,8 @@ class Track:
         self.ended: int | None = None
         """PUBLISH_DONE status once no more Objects come."""
         self.ended_reason = ""
+        self.abandoned = False
+        """Whether it ended before its time: subscribers are told at once, not after the rest."""
         self.octets = 0
         self.objects_sent = 0
         """Objects that were handed over whole, over all subscriptions and fetches."""
@@ -92,8 +94,10 @@ class Track:
         self.known = LocationSet()
         self.groups: dict[int, Group] = {}
         self.listeners: list[TrackListener] = []
+        self.readers = 0
+        """Fetches and fills that are being delivered."""
         self.on_unfollowed: Callable[[], None] | None = None
-        """Called when the last listener has left."""
+        """Called when the last listener or reader has left."""
         self._group_ids: list[int] = []
         self._watchers: list[Watcher] = []
 
@@ -294,11 +298,24 @@ class Track:
             group.final = final
         self.learn(Location(group_id, final), Location(group_id, MAX_VI64))
 
-    def end(self, status: int = PublishDoneCode.TRACK_ENDED, reason: str = "") -> None:
-        """Say that no more Objects come; subscriptions end with PUBLISH_DONE ``status``."""
+    def end(
+        self,
+        status: int = PublishDoneCode.TRACK_ENDED,
+        reason: str = "",
+        *,
+        abandoned: bool = False,
+    ) -> None:
+        """Say that no more Objects come; subscriptions end with PUBLISH_DONE ``status``.
+
+        Args:
+            status: of PUBLISH_DONE.
+            reason: of PUBLISH_DONE.
+            abandoned: what subscriptions are still owed is of no use: their streams are reset and
+                PUBLISH_DONE goes out now. Otherwise they get everything first.
+        """
         if self.ended is not None:
             return
-        self.ended, self.ended_reason = status, reason
+        self.ended, self.ended_reason, self.abandoned = status, reason, abandoned
         for group in list(self.groups.values()):
             for subgroup in group.subgroups.values():
                 if not subgroup.finished and subgroup.reset_code is None:
@@ -312,7 +329,7 @@ class Track:
 
     def reopen(self) -> None:
         """Say that the Track goes on after all: a publisher of it came back."""
-        self.ended, self.ended_reason = None, ""
+        self.ended, self.ended_reason, self.abandoned = None, "", False
 
     # Waiting
 
@@ -332,8 +349,21 @@ class Track:
         """A listener no longer follows the Track; quiet when it has left already."""
         if listener in self.listeners:
             self.listeners.remove(listener)
-            if not self.listeners and self.on_unfollowed is not None:
-                self.on_unfollowed()
+            self._check_followed()
+
+    def reader_left(self) -> None:
+        """A fetch or fill that was counted in `readers` is over."""
+        self.readers -= 1
+        self._check_followed()
+
+    @property
+    def followed(self) -> bool:
+        """Whether a subscription, fetch or fill is being served from it."""
+        return bool(self.listeners) or self.readers > 0
+
+    def _check_followed(self) -> None:
+        if not self.followed and self.on_unfollowed is not None:
+            self.on_unfollowed()
 
     def evict_group(self, group_id: int) -> int:
         """Drop a Group; its Objects become unknown, never non-existent (§7).

@@ -16,6 +16,7 @@ from kvcs.moqt.data import (
     FetchParser,
     ObjectDatagram,
     ObjectEnded,
+    ObjectHeader,
     ObjectStarted,
     PaddingHeader,
     RangeMarked,
@@ -34,7 +35,7 @@ from kvcs.moqt.events import ObjectChunk as ObjectChunkEvent
 from kvcs.moqt.events import ObjectEnded as ObjectEndedEvent
 from kvcs.moqt.events import ObjectStarted as ObjectStartedEvent
 from kvcs.moqt.events import RangeMarked as RangeMarkedEvent
-from kvcs.moqt.names import FullTrackName, GroupOrder
+from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.properties import KeyValues, check_object_properties
 from kvcs.moqt.rules import TrackRules
 from kvcs.moqt.wire import NeedMore, Reader
@@ -52,21 +53,24 @@ class EarlyLimits:
     seconds: float = 2.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Expected:
     """A subscription or fetch that data streams may belong to."""
 
     request_id: int
     full_track_name: FullTrackName
     group_order: GroupOrder
+    """Group Order of the request; a fill of it may have its own."""
+
     rules: TrackRules
+    filtered: bool = False
+    """Whether range filters leave Objects out: then FIN does not tell which one is the last."""
+
     open_streams: set[int] = field(default_factory=set)
     streams_seen: int = 0
-    fetch_opened: bool = False
-    """Whether the one data stream of a FETCH has come."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stream:
     """One unidirectional stream of the peer."""
 
@@ -77,11 +81,15 @@ class _Stream:
     header: SubgroupHeader | FetchHeader | None = None
     parser: SubgroupParser | FetchParser | None = None
     expected: Expected | None = None
-    early: list[bytes] = field(default_factory=list)
-    early_fin: bool = False
+    early: bytearray = field(default_factory=bytearray)
+    """What came before its Track Alias was bound; one buffer, however it was cut."""
+
     early_since: float = 0.0
+    fin: bool = False
     discarded: bool = False
-    last_object_id: int | None = None
+    last: Location | None = None
+    """Location of the last Object or marker."""
+
     subgroup_id: int | None = None
 
 
@@ -94,8 +102,8 @@ class ReceiverHost(Protocol):
     def stop_stream(self, stream_id: int, code: int) -> None:
         """STOP_SENDING a stream."""
 
-    def track_malformed(self, request_id: int, reason: str) -> None:
-        """Cancel a request whose Track is malformed, and report it."""
+    def track_malformed(self, expected: Expected, reason: str) -> None:
+        """Cancel all that was asked of a malformed Track, and report it."""
 
     def stream_ended(self, expected: Expected) -> None:
         """One of a request's streams ended."""
@@ -108,8 +116,8 @@ class DataStreams:
         self._host = host
         self._limits = limits
         self._streams: dict[int, _Stream] = {}
-        self._aliases: dict[int, Expected] = {}
-        self._fetches: dict[int, Expected] = {}
+        self._aliases: dict[int, list[Expected]] = {}
+        self._fetches: dict[int, tuple[Expected, GroupOrder]] = {}
         self._early: deque[_Stream] = deque()
         self._early_octets = 0
         self._rules: dict[FullTrackName, tuple[TrackRules, int]] = {}
@@ -117,18 +125,16 @@ class DataStreams:
     # Who expects what
 
     def expect(
-        self, request_id: int, name: FullTrackName, group_order: GroupOrder, *, fetch: bool
+        self, request_id: int, name: FullTrackName, group_order: GroupOrder, *, filtered: bool
     ) -> Expected:
-        """A request was made whose fetch or fill stream will carry ``request_id``."""
+        """A SUBSCRIBE or FETCH was sent."""
         rules, users = self._rules.get(name, (TrackRules(), 0))
         self._rules[name] = (rules, users + 1)
-        expected = Expected(request_id, name, group_order, rules)
-        self._fetches[request_id] = expected
-        return expected
+        return Expected(request_id, name, group_order, rules, filtered)
 
-    def expect_fill(self, update_id: int, expected: Expected) -> None:
-        """A REQUEST_UPDATE with FILL_PARAMETERS was sent for a subscription."""
-        self._fetches[update_id] = expected
+    def expect_stream(self, request_id: int, expected: Expected, group_order: GroupOrder) -> None:
+        """One fetch or fill stream with this Request ID will come, in ``group_order``."""
+        self._fetches[request_id] = (expected, group_order)
 
     def bind(self, track_alias: int, expected: Expected) -> None:
         """SUBSCRIBE_OK named the alias of a subscription; early streams of it are given out.
@@ -136,22 +142,22 @@ class DataStreams:
         Raises:
             DuplicateTrackAlias: the alias denotes another Track.
         """
-        bound = self._aliases.get(track_alias)
-        if bound is not None and bound.full_track_name != expected.full_track_name:
+        bound = self._aliases.setdefault(track_alias, [])
+        if bound and bound[-1].full_track_name != expected.full_track_name:
             raise DuplicateTrackAlias(
-                f"alias {track_alias} denotes {bound.full_track_name} and"
+                f"alias {track_alias} denotes {bound[-1].full_track_name} and"
                 f" {expected.full_track_name}"
             )
-        self._aliases[track_alias] = expected
-        held = [stream for stream in self._early if self._is_for(stream, track_alias)]
-        for stream in held:
+        bound.append(expected)
+        for stream in [stream for stream in self._early if self._is_for(stream, track_alias)]:
+            if expected not in self._aliases.get(track_alias, ()):
+                return  # an Object ended the subscription; the rest stays early and times out
             self._early.remove(stream)
-            chunks, stream.early = stream.early, []
-            self._early_octets -= sum(map(len, chunks))
+            octets, stream.early = stream.early, bytearray()
+            self._early_octets -= len(octets)
             self._assign(stream, expected)
-            for chunk in chunks:
-                self._parse(stream, memoryview(chunk))
-            if stream.early_fin and stream.stream_id in self._streams:
+            self._parse(stream, memoryview(octets))
+            if stream.fin and stream.stream_id in self._streams:
                 self._finish(stream)
 
     @staticmethod
@@ -164,10 +170,15 @@ class DataStreams:
         for stream_id in list(expected.open_streams):
             self._drop(self._streams[stream_id], code)
         expected.open_streams.clear()
-        for table in (self._aliases, self._fetches):
-            for key in [key for key, value in table.items() if value is expected]:
-                del table[key]
-        rules, users = self._rules.pop(expected.full_track_name, (expected.rules, 1))
+        for alias, bound in list(self._aliases.items()):
+            if expected in bound:
+                bound.remove(expected)
+                if not bound:
+                    del self._aliases[alias]
+        for request_id, (owner, _) in list(self._fetches.items()):
+            if owner is expected:
+                del self._fetches[request_id]
+        rules, users = self._rules.pop(expected.full_track_name)
         if users > 1:
             self._rules[expected.full_track_name] = (rules, users - 1)
 
@@ -183,12 +194,9 @@ class DataStreams:
         stream = self._streams.get(stream_id)
         if stream is None:
             stream = self._streams[stream_id] = _Stream(stream_id)
-        if stream.discarded:
-            if fin:
-                del self._streams[stream_id]
-            return True
-        if stream.header is not None:
-            self._continue(stream, data, fin)
+        stream.fin = fin
+        if stream.header is not None or stream.discarded:
+            self._continue(stream, memoryview(data))
             return True
         octets = stream.head + data if stream.head else data
         reader = Reader(octets)
@@ -208,12 +216,10 @@ class DataStreams:
         stream.head = b""
         if isinstance(header, PaddingHeader):
             stream.discarded = True
-            if fin:
-                del self._streams[stream_id]
-            return True
-        stream.header = header
-        self._route(stream, now)
-        self._continue(stream, memoryview(octets)[reader.pos :], fin)
+        else:
+            stream.header = header
+            self._route(stream, header, now)
+        self._continue(stream, memoryview(octets)[reader.pos :])
         return True
 
     def pop_head(self, stream_id: int) -> bytes:
@@ -227,14 +233,14 @@ class DataStreams:
             return
         if stream in self._early:
             self._early.remove(stream)
-            self._early_octets -= sum(map(len, stream.early))
+            self._early_octets -= len(stream.early)
         self._ended(stream, code)
 
     def receive_datagram(self, datagram: ObjectDatagram) -> None:
         """Take an Object that came as a datagram; one for an unknown alias is dropped."""
-        expected = self._aliases.get(datagram.track_alias)
-        if expected is not None:
-            self._host.emit(DatagramReceived(expected.request_id, datagram))
+        bound = self._aliases.get(datagram.track_alias)
+        if bound and self._check(bound[-1], datagram.header):
+            self._host.emit(DatagramReceived(bound[-1].request_id, datagram))
 
     def next_timer(self) -> float | None:
         """When the oldest early stream is given up."""
@@ -249,24 +255,22 @@ class DataStreams:
 
     def _give_up_early(self) -> None:
         stream = self._early.popleft()
-        self._early_octets -= sum(map(len, stream.early))
-        stream.early.clear()
+        self._early_octets -= len(stream.early)
+        stream.early = bytearray()
         self._drop(stream, StreamCode.CANCELLED)
 
-    def _route(self, stream: _Stream, now: float) -> None:
-        header = stream.header
+    def _route(self, stream: _Stream, header: SubgroupHeader | FetchHeader, now: float) -> None:
         if isinstance(header, FetchHeader):
-            expected = self._fetches.get(header.request_id)
-            if expected is None:
-                # Its request may just be gone: no reason to close the session (§11.4).
+            if header.request_id in self._fetches:
+                self._assign(stream, self._fetches[header.request_id][0])
+            else:
+                # Its request may just be gone, or this is a second stream of it: no reason to
+                # close the session (§11.4).
                 self._drop(stream, StreamCode.CANCELLED)
-                return
-            self._assign(stream, expected)
             return
-        assert header is not None
-        expected = self._aliases.get(header.track_alias)
-        if expected is not None:
-            self._assign(stream, expected)
+        bound = self._aliases.get(header.track_alias)
+        if bound:
+            self._assign(stream, bound[-1])
             return
         stream.early_since = now
         self._early.append(stream)
@@ -278,7 +282,8 @@ class DataStreams:
         assert header is not None
         stream.expected = expected
         if isinstance(header, FetchHeader):
-            stream.parser = FetchParser(expected.group_order)
+            _, group_order = self._fetches.pop(header.request_id)
+            stream.parser = FetchParser(group_order)
         else:
             stream.parser = SubgroupParser(header)
             stream.subgroup_id = header.subgroup_id
@@ -286,21 +291,30 @@ class DataStreams:
         expected.streams_seen += 1
         self._host.emit(DataStreamOpened(expected.request_id, stream.stream_id, header))
 
-    def _continue(self, stream: _Stream, data: bytes | memoryview, fin: bool) -> None:
+    def _continue(self, stream: _Stream, data: memoryview) -> None:
         if stream.discarded:
-            if fin:
+            if stream.fin:
                 self._streams.pop(stream.stream_id, None)
-            return
-        if stream.expected is None:
-            stream.early.append(bytes(data))
-            stream.early_fin = fin
+        elif stream.expected is None:
+            stream.early += data
             self._early_octets += len(data)
             while self._early and self._early_octets > self._limits.octets:
                 self._give_up_early()
-            return
-        self._parse(stream, memoryview(data))
-        if fin and stream.stream_id in self._streams:
-            self._finish(stream)
+        else:
+            self._parse(stream, data)
+            if stream.fin and stream.stream_id in self._streams:
+                self._finish(stream)
+
+    def _check(self, expected: Expected, header: ObjectHeader) -> bool:
+        """Hold an Object to the rules of §12.1; False when it ended the request."""
+        try:
+            if header.properties:
+                check_object_properties(KeyValues.decode(header.properties), header.location)
+            expected.rules.check_object(header)
+        except MalformedTrack as exc:
+            self._host.track_malformed(expected, exc.reason)
+            return False
+        return True
 
     def _parse(self, stream: _Stream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
@@ -311,21 +325,20 @@ class DataStreams:
         for item in parser.feed(data):
             if isinstance(item, ObjectStarted):
                 header = item.header
-                try:
-                    if header.properties:
-                        check_object_properties(
-                            KeyValues.decode(header.properties), header.location
-                        )
-                    expected.rules.check_object(header)
-                except MalformedTrack as exc:
-                    self._host.track_malformed(request_id, exc.reason)
+                if header.location == stream.last:
+                    # Only a fetch stream can say so: Object ID Delta 0 in one Group (§11.4.1).
+                    reason = f"{header.location} twice on one stream"
+                    self._host.track_malformed(expected, reason)
                     return
-                stream.last_object_id = header.object_id
+                if not self._check(expected, header):
+                    return
+                stream.last = header.location
                 stream.subgroup_id = header.subgroup_id
                 emit(ObjectStartedEvent(request_id, stream_id, header))
             elif isinstance(item, ObjectEnded):
                 emit(ObjectEndedEvent(request_id, stream_id))
             elif isinstance(item, RangeMarked):
+                stream.last = item.location
                 emit(RangeMarkedEvent(request_id, stream_id, item.kind, item.location))
             else:
                 emit(ObjectChunkEvent(request_id, stream_id, item.data))
@@ -335,17 +348,15 @@ class DataStreams:
         assert parser is not None and expected is not None
         parser.finish()
         del self._streams[stream.stream_id]
-        if isinstance(header, SubgroupHeader) and stream.last_object_id is not None:
+        expected.open_streams.discard(stream.stream_id)
+        if isinstance(header, SubgroupHeader) and stream.last and not expected.filtered:
             assert stream.subgroup_id is not None
             try:
                 expected.rules.finish_subgroup(
-                    header.group_id,
-                    stream.subgroup_id,
-                    stream.last_object_id,
-                    header.end_of_group,
+                    header.group_id, stream.subgroup_id, stream.last.object, header.end_of_group
                 )
             except MalformedTrack as exc:
-                self._host.track_malformed(expected.request_id, exc.reason)
+                self._host.track_malformed(expected, exc.reason)
                 return
         self._ended(stream, None)
 
@@ -359,8 +370,8 @@ class DataStreams:
 
     def _drop(self, stream: _Stream, code: int) -> None:
         """Stop a stream and read over what still comes of it."""
-        if not stream.early_fin:
-            stream.discarded = True
-            self._host.stop_stream(stream.stream_id, code)
-        else:
+        stream.discarded = True
+        if stream.fin:
             self._streams.pop(stream.stream_id, None)
+        else:
+            self._host.stop_stream(stream.stream_id, code)

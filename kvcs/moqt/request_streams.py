@@ -6,7 +6,7 @@ ours) and `responder` (those of the peer).
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,10 @@ from kvcs.moqt import messages
 from kvcs.moqt.actions import ResetStream, Send, StopSending
 from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, StreamCode
 from kvcs.moqt.messages import Message
-from kvcs.moqt.parameters import check_scope
+from kvcs.moqt.parameters import Parameters, check_scope
 from kvcs.moqt.requests import (
     KINDS,
     UPDATE_SCOPES,
-    Kind,
     Request,
     RequestIds,
     RequestMessage,
@@ -70,7 +69,7 @@ class RequestStreams:
         self._by_stream: dict[int, Request] = {}
         self._by_id: dict[int, Request] = {}
         self._arriving: dict[int, _Arriving] = {}
-        self._waiting: deque[Request] = deque()
+        self._waiting: dict[Request, bytes] = {}
         self._held_octets = 0
         self._parity = 1 if session.role is Role.SERVER else 0
         self._next_id = self._next_stream = self._parity
@@ -92,17 +91,15 @@ class RequestStreams:
 
     # Requests of ours
 
-    def take_id(self) -> int:
-        """The next Request ID of this endpoint (§6.4.2.1)."""
-        taken = self._next_id
-        self._next_id += 2
-        return taken
-
-    def open(self, kind: Kind, request_id: int, message: RequestMessage) -> Request:
+    def open(self, make: Callable[[int], RequestMessage]) -> Request:
         """Make a request of ours; it goes out as soon as there is stream credit.
 
+        Args:
+            make: gives the message for a Request ID.
+
         Raises:
-            UsageError: the session is closed, or too many requests wait for credit.
+            UsageError: the session is closed, too many requests wait for credit, or the message
+                cannot be encoded.
         """
         if self._session.closed:
             raise UsageError("the session is closed")
@@ -110,19 +107,44 @@ class RequestStreams:
             raise UsageError(
                 f"{MAX_WAITING_REQUESTS} requests wait for the peer's stream credit already"
             )
-        request = Request(request_id, kind, -1, message, ours=True)
-        self._by_id[request_id] = request
-        self._waiting.append(request)
+        message = make(self._next_id)
+        frame = encode_message(message)
+        request = Request(self._take_id(), KINDS[type(message)], -1, message, ours=True)
+        self._by_id[request.request_id] = request
+        self._waiting[request] = frame
         self._session.wake()
         return request
 
     def open_next(self) -> Send:
         """The first octets of the request that has waited longest; there has to be one."""
-        request = self._waiting.popleft()
+        request = next(iter(self._waiting))
+        frame = self._waiting.pop(request)
         request.stream_id = self._next_stream
         self._next_stream += 4
         self._by_stream[request.stream_id] = request
-        return Send(request.stream_id, (encode_message(request.message),), request.sending_ended)
+        return Send(request.stream_id, (frame,))
+
+    def update(self, request: Request, parameters: Parameters) -> int:
+        """REQUEST_UPDATE a request of ours that is established (§9.5); returns its Request ID.
+
+        Raises:
+            UsageError: the parameters have no place there, or cannot be encoded.
+        """
+        scope = UPDATE_SCOPES[request.kind]
+        try:
+            check_scope(parameters, scope)
+        except ProtocolViolation as exc:
+            raise UsageError(exc.reason) from None
+        self.send(request, messages.RequestUpdate(self._next_id, parameters))
+        update_id = self._take_id()
+        request.updates.append(update_id)
+        return update_id
+
+    def _take_id(self) -> int:
+        """The next Request ID of this endpoint (§6.4.2.1)."""
+        taken = self._next_id
+        self._next_id += 2
+        return taken
 
     # Sending and ending
 
@@ -132,8 +154,9 @@ class RequestStreams:
             return
         if request.stream_id < 0:
             raise UsageError("the request has no stream yet")
+        frame = encode_message(message)
         request.sending_ended = fin
-        self._session.act(Send(request.stream_id, (encode_message(message),), fin))
+        self._session.act(Send(request.stream_id, (frame,), fin))
 
     def finish(self, request: Request) -> None:
         """FIN our direction of a request's stream, once."""
@@ -143,9 +166,9 @@ class RequestStreams:
 
     def abandon(self, request: Request, code: int) -> None:
         """Reset our direction and stop the peer's, where they are open (§6.4.2.3)."""
+        request.abandoned = True
         if request.stream_id < 0:
-            if request in self._waiting:
-                self._waiting.remove(request)
+            self._waiting.pop(request, None)
             return
         if not request.sending_ended:
             request.sending_ended = True

@@ -36,10 +36,17 @@ from kvcs.moqt.names import (
     overlaps,
 )
 from kvcs.moqt.parameters import Parameters, ParameterType, Scope
-from kvcs.moqt.properties import KeyValues, SetupOption, check_track_properties
+from kvcs.moqt.properties import (
+    KeyValues,
+    Property,
+    SetupOption,
+    check_track_properties,
+    find_property,
+)
 from kvcs.moqt.receiving import Expected
 from kvcs.moqt.requests import OK_SCOPES, Kind, Request, State
 from kvcs.moqt.settings import Role
+from kvcs.moqt.store import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session
@@ -86,12 +93,15 @@ class Requester:
         Raises:
             UsageError: the peer accepts no such range filters.
         """
-        parameters = self._prepare(name, parameters)
-        request_id = self._session.requests.take_id()
-        message = messages.Subscribe(request_id, name.namespace, name.name, parameters)
-        self._session.requests.open(Kind.SUBSCRIBE, request_id, message)
-        self._expect(request_id, name, self._fill_order(parameters), fetch=False)
-        return request_id
+        parameters = self._prepare(parameters)
+        request = self._session.requests.open(
+            lambda request_id: messages.Subscribe(request_id, *name, parameters)
+        )
+        expected = self._expect(request, name)
+        fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
+        if fill is not None:
+            self._expect_fill(request.request_id, expected, fill)
+        return request.request_id
 
     def fetch(self, name: FullTrackName, parameters: Parameters) -> int:
         """FETCH past Objects of a Track (§9.11).
@@ -102,33 +112,29 @@ class Requester:
         Raises:
             UsageError: the peer accepts no such range filters.
         """
-        parameters = self._prepare(name, parameters)
-        request_id = self._session.requests.take_id()
-        message = messages.Fetch(request_id, name.namespace, name.name, parameters)
-        self._session.requests.open(Kind.FETCH, request_id, message)
-        order = GroupOrder(parameters.get(ParameterType.GROUP_ORDER))
-        self._expect(request_id, name, order, fetch=True)
-        return request_id
+        parameters = self._prepare(parameters)
+        request = self._session.requests.open(
+            lambda request_id: messages.Fetch(request_id, *name, parameters)
+        )
+        expected = self._expect(request, name)
+        self._session.data_streams.expect_stream(request.request_id, expected, expected.group_order)
+        return request.request_id
 
     def track_status(self, name: FullTrackName, parameters: Parameters | None = None) -> int:
         """TRACK_STATUS: what is known of a Track, without a subscription (§9.13)."""
-        check_namespace(name.namespace, name.name)
-        request_id = self._session.requests.take_id()
-        message = messages.TrackStatus(
-            request_id, name.namespace, name.name, parameters or Parameters()
-        )
-        self._session.requests.open(Kind.TRACK_STATUS, request_id, message)
-        return request_id
+        chosen = parameters or Parameters()
+        return self._session.requests.open(
+            lambda request_id: messages.TrackStatus(request_id, *name, chosen)
+        ).request_id
 
     def publish_namespace(
         self, namespace: TrackNamespace, parameters: Parameters | None = None
     ) -> int:
         """PUBLISH_NAMESPACE: we have Tracks under a namespace (§9.14)."""
-        check_namespace(namespace)
-        request_id = self._session.requests.take_id()
-        message = messages.PublishNamespace(request_id, namespace, parameters or Parameters())
-        self._session.requests.open(Kind.PUBLISH_NAMESPACE, request_id, message)
-        return request_id
+        chosen = parameters or Parameters()
+        return self._session.requests.open(
+            lambda request_id: messages.PublishNamespace(request_id, namespace, chosen)
+        ).request_id
 
     def subscribe_namespace(
         self, prefix: TrackNamespace, parameters: Parameters | None = None
@@ -138,7 +144,6 @@ class Requester:
         Raises:
             UsageError: the prefix overlaps that of another one of ours on this session.
         """
-        check_namespace(prefix)
         for request in self._session.requests.all():
             message = request.message
             if (
@@ -147,9 +152,10 @@ class Requester:
                 and overlaps(message.track_namespace_prefix, prefix)
             ):
                 raise UsageError("a SUBSCRIBE_NAMESPACE of this session overlaps the prefix")
-        request_id = self._session.requests.take_id()
-        subscribe = messages.SubscribeNamespace(request_id, prefix, parameters or Parameters())
-        self._session.requests.open(Kind.SUBSCRIBE_NAMESPACE, request_id, subscribe)
+        chosen = parameters or Parameters()
+        request_id = self._session.requests.open(
+            lambda request_id: messages.SubscribeNamespace(request_id, prefix, chosen)
+        ).request_id
         self._namespaces[request_id] = set()
         return request_id
 
@@ -160,7 +166,8 @@ class Requester:
             The Request ID of the update; a fill that it asks for carries this one.
 
         Raises:
-            UsageError: the request is not established, or the peer's MAX_REQUEST_UPDATES are out.
+            UsageError: the request is not established, the peer's MAX_REQUEST_UPDATES are out, or
+                it accepts no such range filters.
         """
         request = self._session.requests.get(request_id)
         if request is None or not request.ours or request.state is not State.ESTABLISHED:
@@ -169,12 +176,14 @@ class Requester:
         limit = None if options is None else options.integer(SetupOption.MAX_REQUEST_UPDATES)
         if limit and len(request.updates) >= limit:
             raise UsageError(f"{limit} REQUEST_UPDATEs of request {request_id} have no answer yet")
-        update_id = self._session.requests.take_id()
+        filtered = self._check_ranges(parameters)
+        update_id = self._session.requests.update(request, parameters)
         expected = self._expected.get(request_id)
-        if expected is not None and ParameterType.FILL_PARAMETERS in parameters:
-            self._session.data_streams.expect_fill(update_id, expected)
-        request.updates.append(update_id)
-        self._session.requests.send(request, messages.RequestUpdate(update_id, parameters))
+        if expected is not None:
+            expected.filtered = expected.filtered or filtered
+            fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
+            if fill is not None:
+                self._expect_fill(update_id, expected, fill)
         return update_id
 
     def cancel(self, request_id: int, code: int = StreamCode.CANCELLED) -> None:
@@ -192,12 +201,19 @@ class Requester:
     # What the peer answers
 
     def receive(self, request: Request, message: Message) -> None:
-        """A message of the peer on a request of ours."""
-        if request.state is State.TERMINATED:
+        """A message of the peer on a request of ours.
+
+        Raises:
+            SessionError: it has no place here.
+        """
+        if request.abandoned:
             return
         if request.updates and isinstance(message, (messages.RequestOk, messages.RequestError)):
             if request.state is State.ESTABLISHED:
                 self._update_answered(request, message)
+                return
+            if request.state is State.TERMINATED:
+                request.updates.pop(0)  # a FETCH that was complete before its update was
                 return
         request.receive(message)
         if isinstance(message, messages.RequestError):
@@ -217,13 +233,10 @@ class Requester:
 
     def side_ended(self, request: Request, code: int | None) -> None:
         """The peer ended or stopped a direction of a request of ours."""
-        if request.state is State.TERMINATED or request.request_id in self._done:
+        if request.state is State.DRAINING:
             return
-        if code is None:
-            if request.kind is Kind.FETCH and request.state is State.ESTABLISHED:
-                return  # the data stream tells how it ends
-            if request.kind is Kind.PUBLISH_NAMESPACE and request.state is State.ESTABLISHED:
-                code = None  # FIN: no longer accepted (§6.4.2.3)
+        if code is None and request.kind is Kind.FETCH and request.state is State.ESTABLISHED:
+            return  # the data stream tells how it ends
         self._session.requests.abandon(request, StreamCode.CANCELLED)
         for suffix in list(self._namespaces.get(request.request_id, ())):
             self.emit(NamespaceWithdrawn(request.request_id, suffix))
@@ -254,6 +267,7 @@ class Requester:
             return
         self.emit(RequestAccepted(request.request_id, reply))
         expected = self._expected[request.request_id]
+        self._note_default_priority(request, reply.track_properties, expected)
         self._session.data_streams.bind(reply.track_alias, expected)
 
     def _check_error(self, request: Request, error: messages.RequestError) -> None:
@@ -279,7 +293,7 @@ class Requester:
         try:
             check_track_properties(properties)
         except MalformedTrack as exc:
-            self.track_malformed(request.request_id, exc.reason)
+            self._cancel_malformed(request.request_id, exc.reason)
             return False
         except UnsupportedExtension as exc:
             error = messages.RequestError(exc.code, 0, exc.reason, None)
@@ -296,9 +310,14 @@ class Requester:
         if request.kind is Kind.TRACK_STATUS:
             self._complete(request)
 
+    @staticmethod
+    def _note_default_priority(request: Request, properties: KeyValues, expected: Expected) -> None:
+        if request.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1):
+            value = find_property(properties, Property.DEFAULT_PUBLISHER_PRIORITY)
+            expected.rules.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
+
     def _publish_done(self, request: Request, done: messages.PublishDone) -> None:
         self._done[request.request_id] = done
-        request.state = State.ESTABLISHED  # until its streams are in
         if not self._check_streams(request):
             self._wait_for_streams(request)
 
@@ -361,8 +380,13 @@ class Requester:
         """Report an event."""
         self._session.emit(event)
 
-    def track_malformed(self, request_id: int, reason: str) -> None:
-        """Cancel a request whose Track is malformed (§12.1); the session lives."""
+    def track_malformed(self, expected: Expected, reason: str) -> None:
+        """Cancel all that was asked of a malformed Track (§12.1); the session lives."""
+        for request_id, other in list(self._expected.items()):
+            if other.full_track_name == expected.full_track_name:
+                self._cancel_malformed(request_id, reason)
+
+    def _cancel_malformed(self, request_id: int, reason: str) -> None:
         self.emit(TrackMalformed(request_id, reason))
         self.cancel(request_id, StreamCode.MALFORMED_TRACK)
 
@@ -381,9 +405,16 @@ class Requester:
 
     # Inner workings
 
-    def _prepare(self, name: FullTrackName, parameters: Parameters) -> Parameters:
-        check_namespace(name.namespace, name.name)
-        ranges = RangeFilters.of(parameters.items).range_count
+    def _prepare(self, parameters: Parameters) -> Parameters:
+        self._check_ranges(parameters)
+        if ParameterType.GROUP_ORDER not in parameters:
+            parameters = parameters.replace(group_order=GroupOrder.ASCENDING)
+        return parameters
+
+    def _check_ranges(self, parameters: Parameters) -> bool:
+        """Whether there are range filters, which the peer has to accept."""
+        filters = RangeFilters.of(parameters.items)
+        ranges = filters.range_count
         fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
             ranges += RangeFilters.of(fill.items).range_count
@@ -392,21 +423,24 @@ class Requester:
                 f"the request has {ranges} filter ranges, the peer accepts"
                 f" {self.peer_filter_ranges}; leave them out and drop what is not wanted"
             )
-        if ParameterType.GROUP_ORDER not in parameters:
-            parameters = parameters.replace(group_order=GroupOrder.ASCENDING)
-        return parameters
+        return bool(filters)
 
-    @staticmethod
-    def _fill_order(parameters: Parameters) -> GroupOrder:
-        fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
-        nested = None if fill is None else fill.get(ParameterType.GROUP_ORDER)
-        return GroupOrder(parameters.get(ParameterType.GROUP_ORDER) if nested is None else nested)
+    def _expect(self, request: Request, name: FullTrackName) -> Expected:
+        parameters = request.parameters
+        expected = self._session.data_streams.expect(
+            request.request_id,
+            name,
+            GroupOrder(parameters.get(ParameterType.GROUP_ORDER)),
+            filtered=bool(RangeFilters.of(parameters.items)),
+        )
+        self._expected[request.request_id] = expected
+        return expected
 
-    def _expect(
-        self, request_id: int, name: FullTrackName, order: GroupOrder, *, fetch: bool
-    ) -> None:
-        expected = self._session.data_streams.expect(request_id, name, order, fetch=fetch)
-        self._expected[request_id] = expected
+    def _expect_fill(self, request_id: int, expected: Expected, fill: Parameters) -> None:
+        """The fill's own Group Order, else that of its subscription (§11.4)."""
+        nested = fill.get(ParameterType.GROUP_ORDER)
+        order = expected.group_order if nested is None else GroupOrder(nested)
+        self._session.data_streams.expect_stream(request_id, expected, order)
 
     def _complete(self, request: Request) -> None:
         """A request ended as it should."""

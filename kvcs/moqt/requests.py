@@ -33,6 +33,9 @@ class State(Enum):
 
     PENDING = auto()
     ESTABLISHED = auto()
+    DRAINING = auto()
+    """PUBLISH_DONE was received; data streams that it overtook still come."""
+
     TERMINATED = auto()
 
 
@@ -74,7 +77,7 @@ FROM_RESPONDER: _Table = {
     **{(kind, State.PENDING, ok): State.ESTABLISHED for kind, ok in _OK.items()},
     (Kind.TRACK_STATUS, State.PENDING, messages.RequestOk): State.TERMINATED,
     **{(kind, State.PENDING, messages.RequestError): State.TERMINATED for kind in Kind},
-    (Kind.SUBSCRIBE, State.ESTABLISHED, messages.PublishDone): State.TERMINATED,
+    (Kind.SUBSCRIBE, State.ESTABLISHED, messages.PublishDone): State.DRAINING,
     (Kind.SUBSCRIBE, State.ESTABLISHED, messages.PublishStateNotify): State.ESTABLISHED,
     (Kind.PUBLISH, State.PENDING, messages.RequestUpdate): State.PENDING,
     (Kind.PUBLISH, State.ESTABLISHED, messages.RequestUpdate): State.ESTABLISHED,
@@ -117,7 +120,7 @@ UPDATE_SCOPES: dict[Kind, Scope] = {
 """Parameters that REQUEST_UPDATE may carry, by the request that it changes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """One request and its bidirectional stream."""
 
@@ -144,6 +147,8 @@ class Request:
     """Request IDs of REQUEST_UPDATEs that have no answer yet, in order."""
 
     goaway_received: bool = False
+    abandoned: bool = False
+    """Whether we gave it up: what the peer had sent before it knew is read over."""
 
     @property
     def parameters(self) -> Parameters:

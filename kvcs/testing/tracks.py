@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvcs.moqt import events
+from kvcs.moqt.encoders import FetchEncoder, SubgroupEncoder
 from kvcs.moqt.events import Event
-from kvcs.moqt.names import FullTrackName, Location
-from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.names import FullTrackName, GroupOrder, Location
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus, RangeKind
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.store import Track
+from kvcs.moqt.streams import FetchHeader, SubgroupHeader
 
 NAME = FullTrackName((b"kvcs-1", b"test"), b"k.raw.s0")
 """A Full Track Name, where any will do."""
@@ -65,6 +67,46 @@ def end_track(target: Track, group: int, *, priority: int | None = 0) -> None:
     put(target, group, 0, priority=priority, status=ObjectStatus.END_OF_TRACK)
     target.finish_subgroup(group, 0)
     target.end()
+
+
+def subgroup_stream(header: SubgroupHeader, *items: ObjectHeader | int, octets: int = 8) -> bytes:
+    """Octets of a subgroup stream.
+
+    Args:
+        header: its header.
+        items: Objects; a bare Object ID is a NORMAL one with `payload`.
+        octets: payload octets of those.
+    """
+    encoder = SubgroupEncoder(header)
+    parts = [header.encode()]
+    for item in items:
+        one = item
+        if isinstance(one, int):
+            priority = header.publisher_priority
+            one = ObjectHeader(
+                header.group_id, one, header.subgroup_id, priority, payload_length=octets
+            )
+        parts += (encoder.object(one), payload(one.location, one.payload_length))
+    return b"".join(parts)
+
+
+def fetch_stream(
+    request_id: int,
+    *items: Location | tuple[RangeKind, Location],
+    octets: int = 8,
+    priority: int = 0,
+    order: GroupOrder = GroupOrder.ASCENDING,
+) -> bytes:
+    """Octets of a fetch or fill stream: Objects with `payload`, and End of Range markers."""
+    encoder = FetchEncoder(order)
+    parts = [FetchHeader(request_id).encode()]
+    for item in items:
+        if isinstance(item, Location):
+            header = ObjectHeader(*item, 0, priority, payload_length=octets)
+            parts += (encoder.object(header), payload(item, octets))
+        else:
+            parts.append(encoder.marker(*item))
+    return b"".join(parts)
 
 
 @dataclass(slots=True)

@@ -94,6 +94,7 @@ def make_server(authority: Issued, names: Sequence[str], now: datetime, days: in
     """
     if not 1 <= len(names) <= MAX_NAMES:
         raise UsageError(f"a certificate needs 1 to {MAX_NAMES} names, got {len(names)}")
+    general_names = [_general_name(name) for name in names]
     end = authority.certificate.not_valid_after_utc
     if end <= now:
         raise UsageError(f"the authority expired on {end:%Y-%m-%d}; make a new one")
@@ -102,9 +103,7 @@ def make_server(authority: Issued, names: Sequence[str], now: datetime, days: in
     issuer = authority.certificate
     builder = (
         _builder(_name(names[0]), issuer.subject, public, now, min(now + timedelta(days=days), end))
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName(general_names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(ca=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

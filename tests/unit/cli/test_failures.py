@@ -1,0 +1,133 @@
+"""Failures are one line and an exit code; a traceback is for who asks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcs.cli import app as cli_app
+from kvcs.cli.failures import ExitCode, exit_code, report
+from kvcs.errors import (
+    CacheIncomplete,
+    CertificateError,
+    ConnectionClosed,
+    ConnectionFailed,
+    FileError,
+    MissingBlocks,
+    PublicationNotFound,
+    RequestError,
+    StoreFull,
+    UsageError,
+)
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 2),
+        (FileError("x"), 2),
+        (ConnectionFailed("x"), 2),
+        (CertificateError("x"), 2),
+        (ConnectionClosed("x"), 2),
+        (RequestError("x"), 2),
+        (PublicationNotFound("x"), 2),
+        (StoreFull("x"), 2),
+        (CacheIncomplete("x"), 3),
+        (ValueError("x"), 1),
+        (OSError("x"), 1),
+        (ExceptionGroup("tasks", [CacheIncomplete("x")]), 3),
+        (ExceptionGroup("tasks", [CacheIncomplete("x"), RequestError("y")]), 2),
+        (ExceptionGroup("tasks", [ExceptionGroup("more", [UsageError("x"), KeyError(1)])]), 1),
+    ],
+)
+def test_exit_codes(error: Exception, code: int) -> None:
+    assert exit_code(error) == code
+    stream = io.StringIO()
+    assert report(error, stream) == code
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def line(error: Exception) -> str:
+    stream = io.StringIO()
+    report(error, stream)
+    return stream.getvalue()
+
+
+def test_the_line_is_the_message() -> None:
+    assert line(UsageError("no such thing")) == "kvcs: no such thing\n"
+    missing = MissingBlocks(0, "k", 3, 4, 9, 64, 159)
+    assert line(CacheIncomplete("deadline", (missing,), 64)) == (
+        "kvcs: cache incomplete: deadline; missing k layer 3 blocks 4-9 (tokens 64-159);"
+        " 64 tokens are usable in every layer\n"
+    )
+
+
+def test_what_a_peer_says_cannot_steer_the_terminal() -> None:
+    assert line(RequestError("bad\n\x1b[31mred\u202e")) == "kvcs: bad\\n\\x1b[31mred\\u202e\n"
+
+
+def test_our_own_fault_says_what_and_where_to_look() -> None:
+    assert line(ZeroDivisionError("division by zero")) == (
+        "kvcs: internal error: ZeroDivisionError: division by zero (KVCS_DEBUG=1 shows where)\n"
+    )
+    assert line(UsageError()) == "kvcs: UsageError\n"
+
+
+def test_of_several_the_worst_is_named() -> None:
+    group = ExceptionGroup("tasks", [CacheIncomplete("late"), RequestError("refused"), KeyError(1)])
+    assert line(group).startswith("kvcs: internal error: KeyError: 1")
+    assert line(group).endswith("(and 2 more)\n")
+
+
+def test_a_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in line(UsageError("x"))
+    monkeypatch.setenv("KVCS_DEBUG", "1")
+    assert "Traceback" not in line(UsageError("x")).splitlines()[-1]
+    try:
+        raise UsageError("deep")
+    except UsageError as exc:
+        text = line(exc)
+    assert "Traceback" in text
+    assert text.splitlines()[-1] == "kvcs: deep"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (UsageError("x"), 2), (CacheIncomplete("x"), 3), (KeyError(), 1)],
+)
+def test_main_returns_the_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kvcs.cli.keygen.write_file", fail)
+    ran = run("keygen", "--out", tmp_path / "x")
+    assert ran.code == code
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+
+
+def test_wrong_use_is_two_and_help_is_nothing_wrong(run: Run) -> None:
+    assert run("keygen").code == 2
+    assert run("keygen", "--wrong").code == 2
+    assert run("nonsense").code == 2
+    assert run("--help").code == 0
+    assert run("inspect", "--help").code == 0
+    version = run("--version")
+    assert (version.code, version.out) == (0, "kvcs 0.1.0\n")
+
+
+def test_every_command_has_the_shared_options(run: Run) -> None:
+    for command in cli_app.app.registered_commands:
+        help_text = run(command.name, "--help").out
+        assert "--json" in help_text
+        assert "--log-level" in help_text
+        assert command.help or command.callback.__doc__
+    assert ExitCode.OK == 0

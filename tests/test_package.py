@@ -28,7 +28,7 @@ UNSAFE_MODULES = {
     "shelve",
 }
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load"}
-HEAVY_MODULES = ("torch", "transformers", "typer", "safetensors", "matplotlib")
+HEAVY_MODULES = ("torch", "transformers", "typer", "matplotlib")
 """What `import kvcs` does not bring; structlog brings rich, which no room but the command uses."""
 
 

@@ -89,6 +89,8 @@ class SubscriptionDelivery:
         self.streams_opened = 0
         """Goes into PUBLISH_DONE as Stream Count."""
         self.ended = False
+        self.done_due = 0.0
+        """Not before this time PUBLISH_DONE is sent, in the session's clock."""
         self._on_unknown = on_unknown
         self._filter = location_filter(parameters)
         self._filters = RangeFilters.of(parameters.items)

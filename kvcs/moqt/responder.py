@@ -274,7 +274,7 @@ class Responder:
             fill_timeout_ms=parameters.get(ParameterType.FILL_TIMEOUT),
         )
         self._fetches[request_id] = sender
-        sender.on_closed = lambda: self._fetch_closed(request)
+        sender.on_closed = lambda: self._fetch_closed(request, track)
         self.schedule(sender)
 
     def answer_track_status(self, request_id: int, track: Track) -> None:
@@ -378,14 +378,17 @@ class Responder:
 
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """Everything was sent: PUBLISH_DONE, a little later."""
-        request_id = delivery.request_id
+        due = self._session.now + self._session.settings.done_delay
+        delivery.done_due = due
 
         def done(now: float) -> None:
             track = delivery.track
-            if not delivery.ended and track.ended is not None and not delivery.open_senders():
-                self.end_subscription(request_id, track.ended, track.ended_reason)
+            if delivery.done_due > due or delivery.ended or track.ended is None:
+                return  # what ended meanwhile has set a later time
+            if not delivery.open_senders() and not self._is_fetched(track):
+                self.end_subscription(delivery.request_id, track.ended, track.ended_reason)
 
-        self._session.at(self._session.now + self._session.settings.done_delay, done)
+        self._session.at(due, done)
 
     def subscription_failed(
         self, delivery: SubscriptionDelivery, status: int, reason: str = ""
@@ -410,8 +413,16 @@ class Responder:
             request.updates.pop(0)
             self._update(request, update)
 
-    def _fetch_closed(self, request: Request) -> None:
+    def _is_fetched(self, track: Track) -> bool:
+        """Whether the peer still fetches a Track: a relay that fills its cache by FETCH may take
+        PUBLISH_DONE of its subscription for the end of both."""
+        return any(sender.track is track for sender in self._fetches.values())
+
+    def _fetch_closed(self, request: Request, track: Track) -> None:
         self._fetches.pop(request.request_id, None)
+        for delivery in self._subscriptions.values():
+            if delivery.track is track:
+                delivery.check_drained()
         if request.state is State.ESTABLISHED:
             self._session.requests.finish(request)
             self._end(request)

@@ -1,0 +1,1 @@
+"""The relay: routes and caches Tracks between sessions, and never opens a payload."""

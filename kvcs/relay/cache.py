@@ -1,0 +1,242 @@
+"""The relay's cache: every Track, one budget of octets, no I/O (MOQT §7.1).
+
+A Track's Objects are in its `kvcs.moqt.store.Track`; this decides which of them leave. Whole Groups
+leave, least recently used first, and become unknown, never non-existent. A Group that is still
+arriving stays, and so does the newest of a live Track while anything else can go.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+from kvcs.errors import RequestError, StoreFull
+from kvcs.moqt.errors import PublishDoneCode, RequestCode
+from kvcs.moqt.intervals import FIRST
+from kvcs.moqt.names import FullTrackName, Location
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import StoreBudget
+from kvcs.relay.stats import RelayStats
+
+TRACK_OCTETS = 4096
+"""What a Track counts in the budget beside its Objects: tables, names, known ranges."""
+
+EVICTION_SHARE = 32
+"""At least this part of the budget is freed at a time, so that the search for it pays."""
+
+AGES_SLACK = 1024
+"""Entries about Objects that left already, before the list of ages is rebuilt."""
+
+RETRY_MS = 1000
+"""Retry Interval that goes with EXCESSIVE_LOAD."""
+
+
+class CachedTrack:
+    """A Track in the cache, with what the relay remembers of it."""
+
+    __slots__ = ("ages", "due", "finished_by", "track")
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self.ages: deque[tuple[float, int, int]] = deque()
+        """When each Object's first octet came, with its Group and Object ID; oldest first."""
+        self.due: float | None = None
+        """When the oldest Object expires, where that is scheduled."""
+        self.finished_by: set[int] = set()
+        """Sessions that published the Track to its end: they have nothing new to say of it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the Track has ended and every Object up to its end is here or does not exist."""
+        track = self.track
+        if track.largest is None or (
+            track.final is None and track.ended != PublishDoneCode.TRACK_ENDED
+        ):
+            return False
+        end = track.largest if track.final is None else max(track.final, track.largest)
+        return track.first_unknown(FIRST, end) is None
+
+
+class RelayCache:
+    """All Tracks of a relay.
+
+    Args:
+        octets: budget over all Tracks, bookkeeping included.
+        max_tracks: Tracks that are remembered.
+        in_use: whether somebody still needs a Track that is given by name; such ones stay.
+        stats: counts what leaves.
+    """
+
+    def __init__(
+        self,
+        octets: int,
+        max_tracks: int,
+        in_use: Callable[[FullTrackName], bool],
+        stats: RelayStats,
+    ) -> None:
+        self.budget = StoreBudget(octets, self._make_room)
+        self._max_tracks = max_tracks
+        self._in_use = in_use
+        self._stats = stats
+        self._entries: OrderedDict[FullTrackName, CachedTrack] = OrderedDict()
+        self._expiries: list[tuple[float, int, FullTrackName]] = []
+        self._serial = 0
+        self._sent_objects = 0
+        self._sent_octets = 0
+
+    def __len__(self) -> int:
+        """Number of Tracks."""
+        return len(self._entries)
+
+    @property
+    def octets(self) -> int:
+        """Octets in use, bookkeeping included."""
+        return self.budget.used
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Objects and payload octets that were sent from all Tracks, past ones included."""
+        tracks = [entry.track for entry in self._entries.values()]
+        return (
+            self._sent_objects + sum(track.objects_sent for track in tracks),
+            self._sent_octets + sum(track.octets_sent for track in tracks),
+        )
+
+    def get(self, name: FullTrackName) -> CachedTrack | None:
+        """The Track, if it is remembered; counts as a use."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            self._entries.move_to_end(name)
+        return entry
+
+    def open(self, name: FullTrackName) -> CachedTrack:
+        """The Track, remembered from now on.
+
+        Raises:
+            RequestError: EXCESSIVE_LOAD, when as many Tracks as allowed are in use.
+        """
+        entry = self.get(name)
+        if entry is not None:
+            return entry
+        if len(self._entries) >= self._max_tracks:
+            self._drop_unused_track()
+        try:
+            self.budget.reserve(TRACK_OCTETS)
+        except StoreFull:
+            raise RequestError("the cache is full", RequestCode.EXCESSIVE_LOAD, RETRY_MS) from None
+        entry = CachedTrack(Track(name, authoritative=False, budget=self.budget))
+        self._entries[name] = entry
+        return entry
+
+    def drop(self, name: FullTrackName) -> None:
+        """Forget a Track and everything of it; quiet where it is not there."""
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            track = entry.track
+            track.clear()
+            self._sent_objects += track.objects_sent
+            self._sent_octets += track.octets_sent
+            self.budget.release(TRACK_OCTETS)
+
+    def drop_if_empty(self, name: FullTrackName) -> None:
+        """Forget a Track of which no Object is left."""
+        entry = self._entries.get(name)
+        if entry is not None and not entry.track.groups:
+            self.drop(name)
+
+    # MAX_CACHE_DURATION
+
+    def began(self, entry: CachedTrack, location: Location, now: float) -> None:
+        """Note that an Object's first octet came: its time in the cache begins (§10)."""
+        entry.ages.append((now, *location))
+        if entry.due is None:
+            self.schedule(entry)
+        if len(entry.ages) % AGES_SLACK == 0:
+            self._prune(entry)
+
+    def schedule(self, entry: CachedTrack) -> None:
+        """Arrange that a Track's oldest Object expires; again when its Properties changed."""
+        seconds = entry.track.cache_seconds
+        entry.due = entry.ages[0][0] + seconds if seconds is not None and entry.ages else None
+        if entry.due is not None:
+            self._serial += 1
+            heappush(self._expiries, (entry.due, self._serial, entry.track.name))
+
+    def next_timer(self) -> float | None:
+        """When the next Object expires."""
+        return self._expiries[0][0] if self._expiries else None
+
+    def receive_timer(self, now: float) -> None:
+        """Drop what has expired: its status becomes unknown."""
+        while self._expiries and self._expiries[0][0] < now:
+            due, _, name = heappop(self._expiries)
+            entry = self._entries.get(name)
+            if entry is not None and entry.due == due:
+                self._expire(entry, now)
+                self.schedule(entry)
+                if not self._in_use(name):
+                    self.drop_if_empty(name)
+
+    def _expire(self, entry: CachedTrack, now: float) -> None:
+        track = entry.track
+        seconds = track.cache_seconds
+        while seconds is not None and entry.ages and now > entry.ages[0][0] + seconds:
+            born, group_id, object_id = entry.ages.popleft()
+            stored = track.get(Location(group_id, object_id))
+            if stored is not None and stored.born == born:
+                track.forget(stored)
+                self._stats.objects_expired += 1
+
+    @staticmethod
+    def _prune(entry: CachedTrack) -> None:
+        """Forget the ages of Objects that were evicted, once they are the greater part."""
+        track = entry.track
+        kept = sum(len(group.object_ids) for group in track.groups.values())
+        if len(entry.ages) > 2 * kept + AGES_SLACK:
+            entry.ages = deque(
+                age for age in entry.ages if track.get(Location(age[1], age[2])) is not None
+            )
+
+    # Eviction
+
+    def _make_room(self, octets: int) -> None:
+        """Free ``octets`` at least, and a share of the budget where old Groups can go."""
+        share = max(octets, self.budget.limit // EVICTION_SHARE)
+        freed = 0
+        for newest_too, wanted in ((False, share), (True, octets)):
+            for _, name, group_id in sorted(self._evictable(newest_too)):
+                if freed >= wanted:
+                    break
+                freed += self._evict(name, group_id)
+            if freed >= octets:
+                return
+
+    def _evict(self, name: FullTrackName, group_id: int) -> int:
+        entry = self._entries.get(name)
+        if entry is None:
+            return 0  # it left with its last Group
+        freed = entry.track.evict_group(group_id)
+        self._stats.groups_evicted += 1
+        if not entry.track.groups and not self._in_use(name):
+            self.drop(name)
+            freed += TRACK_OCTETS
+        return freed
+
+    def _evictable(self, newest_too: bool) -> Iterator[tuple[int, FullTrackName, int]]:
+        for name, entry in self._entries.items():
+            track = entry.track
+            group_ids = track.group_ids()
+            live = track.ended is None and self._in_use(name)
+            newest = group_ids[-1] if live and group_ids and not newest_too else None
+            for group_id in group_ids:
+                group = track.groups[group_id]
+                if not group.arriving and group_id != newest:
+                    yield group.used, name, group_id
+
+    def _drop_unused_track(self) -> None:
+        for name in self._entries:
+            if not self._in_use(name):
+                self.drop(name)
+                return
+        raise RequestError("too many tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)

@@ -1,0 +1,223 @@
+"""Who wants one Track downstream: requests that wait, and those that are served (MOQT §7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import RequestError
+from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
+from kvcs.moqt.filters import LocationFilter, LocationFilterType, Range
+from kvcs.moqt.intervals import LAST
+from kvcs.moqt.names import Location
+from kvcs.moqt.parameters import Parameters, ParameterType
+from kvcs.moqt.publishing import location_filter
+from kvcs.relay.cache import RETRY_MS
+from kvcs.relay.hub import Hub
+from kvcs.relay.namespaces import Place
+from kvcs.relay.upstream import Ask, Waiting
+
+if TYPE_CHECKING:
+    from kvcs.relay.tracks import RelayTrack
+
+SWEEP_AT = 64
+"""Requests served, before those that are over are looked for among them."""
+
+
+class Consumers:
+    """The downstream requests of one Track.
+
+    Args:
+        hub: the relay's core.
+        owner: the Track.
+    """
+
+    def __init__(self, hub: Hub, owner: RelayTrack) -> None:
+        self._hub = hub
+        self._owner = owner
+        self._waiting: list[Waiting] = []
+        self._served: dict[Place, Ask] = {}
+        self._sweep_at = SWEEP_AT
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._waiting)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether a FETCH still runs."""
+        return any(ask is Ask.FETCH and self._alive(place) for place, ask in self._served.items())
+
+    # Requests that wait
+
+    def hold(self, request: Waiting, seconds: float, now: float) -> None:
+        """Let a request wait for a publisher or for its answer; TIMEOUT when it takes longer."""
+        if len(self._waiting) >= self._hub.limits.max_waiting_per_track:
+            error = RequestError("too many requests wait", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
+            self.refuse(request, error)
+            return
+        self._waiting.append(request)
+        self._limit(request, seconds, now)
+
+    def publisher_asked(self, now: float) -> None:
+        """A publisher is there: who waits now waits for its answer, however long it waited."""
+        for request in self._waiting:
+            self._limit(request, self._hub.limits.upstream_wait, now)
+
+    def _limit(self, request: Waiting, seconds: float, now: float) -> None:
+        request.until = now + seconds
+
+        def expire(later: float) -> None:
+            if request in self._waiting and later >= request.until:
+                self._waiting.remove(request)
+                error = RequestError("no publisher answered in time", RequestCode.TIMEOUT)
+                self.refuse(request, error)
+                self._owner.check_idle(later)
+
+        self._hub.at(request.until, expire)
+
+    def fill_start(self) -> Location | None:
+        """Where the past begins that waiting subscriptions want and the cache lacks."""
+        starts: list[Location] = []
+        for request in self._waiting:
+            chosen = self._fill_filter(request) if request.ask is Ask.SUBSCRIBE else None
+            if chosen is not None and chosen.type in (
+                LocationFilterType.NONE,
+                LocationFilterType.ABSOLUTE_START,
+            ):
+                starts.append(chosen.for_subscription(None).start)
+        if not starts:
+            return None
+        missing = self._owner.track.first_unknown(min(starts), LAST)
+        return None if missing is None else missing[0]
+
+    def new_group_request(self) -> int | None:
+        """NEW_GROUP_REQUEST for upstream, where somebody asks for a new Group."""
+        asked = [
+            request.parameters.get(ParameterType.NEW_GROUP_REQUEST) for request in self._waiting
+        ]
+        values: list[int] = [value for value in asked if value is not None]
+        return max(values, default=None)
+
+    # Answers
+
+    def answer(self, request: Waiting, now: float) -> None:
+        """Serve a request: an upstream is Established, or the cache alone has the answer."""
+        place, track = request.place, self._owner.track
+        session = self._hub.session(place.session)
+        if session is None:
+            return
+        responder, stats = session.responder, self._hub.stats
+        if request.ask is Ask.STATUS:
+            responder.answer_track_status(place.request_id, track)
+            self._hub.unbind(place)
+            return
+        span = self._past(request)
+        cached = None if span is None else self.known(span)
+        if cached is not None:
+            stats.hits += cached
+            stats.misses += not cached
+        self._sweep()
+        self._served[place] = request.ask
+        on_unknown = self._owner.retriever.on_unknown
+        if request.ask is Ask.SUBSCRIBE:
+            stats.subscribes += 1
+            responder.accept_subscribe(place.request_id, track, now, on_unknown)
+        else:
+            stats.fetches += 1
+            responder.accept_fetch(place.request_id, track, now, on_unknown)
+        self._hub.report(
+            "serving",
+            track=str(track.name),
+            session=place.session,
+            request=request.ask.name.lower(),
+            largest=None if track.largest is None else str(track.largest),
+            past=None if span is None else f"{span.start}-{span.end}",
+            cached=cached,
+            upstream=self._owner.established,
+        )
+
+    def answer_waiting(self, now: float) -> None:
+        """Serve every request that waits."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self.answer(request, now)
+
+    def refuse(self, request: Waiting, error: RequestError) -> None:
+        """Refuse a request."""
+        session = self._hub.session(request.place.session)
+        self._hub.unbind(request.place)
+        if session is not None:
+            session.responder.refuse(request.place.request_id, error)
+
+    def refuse_waiting(self, error: RequestError) -> None:
+        """Refuse every request that waits."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self.refuse(request, error)
+
+    def known(self, span: Range) -> bool:
+        """Whether the cache knows every Location of a range."""
+        track = self._owner.track
+        return span.end is not None and track.first_unknown(span.start, span.end) is None
+
+    def _fill_filter(self, request: Waiting) -> LocationFilter | None:
+        """The Location Filter of the fill that a SUBSCRIBE asks for (§3.4); None without one."""
+        fill: Parameters | None = request.parameters.get(ParameterType.FILL_PARAMETERS)
+        if fill is None or request.parameters.get(ParameterType.FORWARD, 1) == 0:
+            return None
+        outer = location_filter(request.parameters)
+        return location_filter(fill) or outer or LocationFilter.none()
+
+    def _past(self, request: Waiting) -> Range | None:
+        """The range of the past that a request asks for."""
+        if request.ask is Ask.FETCH:
+            chosen = location_filter(request.parameters) or LocationFilter.none()
+        else:
+            fill = self._fill_filter(request)
+            if fill is None:
+                return None
+            chosen = fill
+        return chosen.for_fetch(self._owner.track.largest)
+
+    # Ends
+
+    def gone(self, place: Place) -> None:
+        """A request was cancelled, or its session is gone."""
+        self._served.pop(place, None)
+        self._waiting = [waiting for waiting in self._waiting if waiting.place != place]
+        self._hub.unbind(place)
+
+    def end_malformed(self, error: RequestError) -> None:
+        """End everything at once: the Track is malformed (§12.1)."""
+        for place, ask in self._served.items():
+            session = self._hub.session(place.session)
+            if session is None:
+                continue
+            if ask is Ask.SUBSCRIBE:
+                session.responder.end_subscription(
+                    place.request_id, PublishDoneCode.MALFORMED_TRACK, error.reason
+                )
+            else:
+                session.responder.fail_fetch(place.request_id, StreamCode.MALFORMED_TRACK)
+        self.release()
+        self.refuse_waiting(error)
+
+    def release(self) -> None:
+        """Forget what is served: nobody needs the Track any more."""
+        for place in self._served:
+            self._hub.unbind(place)
+        self._served.clear()
+
+    def _alive(self, place: Place) -> bool:
+        session = self._hub.session(place.session)
+        return session is not None and session.requests.get(place.request_id) is not None
+
+    def _sweep(self) -> None:
+        """Forget requests that ended by themselves, from time to time."""
+        if len(self._served) < self._sweep_at:
+            return
+        for place in [place for place in self._served if not self._alive(place)]:
+            del self._served[place]
+            self._hub.unbind(place)
+        self._sweep_at = 2 * len(self._served) + SWEEP_AT

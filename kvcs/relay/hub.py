@@ -1,0 +1,63 @@
+"""What the relay's core offers to the Tracks that it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from kvcs.moqt.names import FullTrackName
+from kvcs.moqt.session import Session
+from kvcs.relay.cache import CachedTrack, RelayCache
+from kvcs.relay.namespaces import Place
+from kvcs.relay.settings import RelayLimits
+from kvcs.relay.stats import Fact, RelayStats
+
+if TYPE_CHECKING:
+    from kvcs.relay.tracks import RelayTrack
+
+Callback = Callable[[float], None]
+"""Called with the time."""
+
+
+class Hub(Protocol):
+    """The core, as a Track sees it."""
+
+    limits: RelayLimits
+    stats: RelayStats
+    cache: RelayCache
+
+    def session(self, key: int) -> Session | None:
+        """An open session by its key."""
+
+    def publishers(self, name: FullTrackName) -> list[int]:
+        """Sessions that may be asked for a Track, best first."""
+
+    def ban(self, key: int, name: FullTrackName) -> None:
+        """Never ask a session for a Track again: what it sent was malformed."""
+
+    def bind(self, place: Place, track: RelayTrack) -> None:
+        """Events of this request concern ``track``, until `unbind`."""
+
+    def unbind(self, place: Place) -> None:
+        """The request is over."""
+
+    def at(self, when: float, callback: Callback) -> None:
+        """Call ``callback`` at ``when`` or soon after."""
+
+    def soon(self, callback: Callback) -> None:
+        """Call ``callback`` with the time, with the next input or timer."""
+
+    def take_slot(self, key: int, start: Callback, now: float) -> None:
+        """Call ``start`` once a FETCH may run on a session; also when the session is gone."""
+
+    def free_slot(self, key: int, now: float) -> None:
+        """A FETCH on a session has ended."""
+
+    def reopen(self, name: FullTrackName) -> CachedTrack:
+        """Begin a Track anew: what was cached of it is of an earlier publication."""
+
+    def release(self, track: RelayTrack) -> None:
+        """Nobody needs a Track any more; its Objects may stay cached."""
+
+    def report(self, event: str, **facts: Fact) -> None:
+        """Write a line to the log."""

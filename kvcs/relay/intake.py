@@ -1,0 +1,259 @@
+"""Upstream data streams on their way into a Track, octet by octet (MOQT §7, §11).
+
+An Object is in the store from its first octet on, so readers forward it while it arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvcs.errors import StoreFull
+from kvcs.moqt.errors import StreamCode
+from kvcs.moqt.intervals import following, preceding
+from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
+from kvcs.moqt.objects import ObjectHeader, RangeKind
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import DuplicateObject, Group, StoredObject
+from kvcs.moqt.streams import SubgroupHeader
+from kvcs.relay.cache import CachedTrack, RelayCache
+from kvcs.relay.stats import RelayStats
+
+Writer = StoredObject | DuplicateObject
+
+
+class Intake(Protocol):
+    """One upstream data stream."""
+
+    def started(self, header: ObjectHeader, now: float) -> None:
+        """An Object's fields are there."""
+
+    def chunk(self, data: memoryview) -> None:
+        """Payload octets of it."""
+
+    def completed(self) -> None:
+        """Its payload is whole."""
+
+    def marked(self, kind: RangeKind, location: Location) -> None:
+        """A fetch stream says what became of the Objects up to ``location``."""
+
+    def ended(self, reset_code: int | None) -> None:
+        """The stream ended: with FIN where ``reset_code`` is None."""
+
+
+class Bay:
+    """What the intakes of one Track share: where Objects go, what is counted and allowed.
+
+    Args:
+        cache: holds the Track.
+        entry: the Track.
+        max_object_octets: largest payload that is taken.
+        stats: counts what arrives.
+    """
+
+    def __init__(
+        self, cache: RelayCache, entry: CachedTrack, max_object_octets: int, stats: RelayStats
+    ) -> None:
+        self.cache = cache
+        self.entry = entry
+        self.max_object_octets = max_object_octets
+        self.stats = stats
+
+    @property
+    def track(self) -> Track:
+        """The Track."""
+        return self.entry.track
+
+    def check_size(self, header: ObjectHeader) -> None:
+        """Hold an Object to the size that is carried.
+
+        Raises:
+            StoreFull: it is larger.
+        """
+        if header.payload_length > self.max_object_octets:
+            raise StoreFull(
+                f"an Object of {header.payload_length} octets at {header.location};"
+                f" the limit is {self.max_object_octets}"
+            )
+
+    def began(self, writer: Writer, header: ObjectHeader, now: float) -> None:
+        """Note when an Object that is new here began."""
+        if isinstance(writer, StoredObject):
+            self.cache.began(self.entry, header.location, now)
+
+
+class SubgroupIntake:
+    """A subgroup stream of an upstream subscription."""
+
+    def __init__(self, bay: Bay, header: SubgroupHeader) -> None:
+        self._bay = bay
+        self._live = bay.track.open_stream(header)
+        self._writer: Writer | None = None
+        self._over = False
+
+    def started(self, header: ObjectHeader, now: float) -> None:
+        """Begin an Object: it goes to every subscription at once.
+
+        Raises:
+            MalformedTrack: it contradicts what is stored.
+            StoreFull: it is too large, or the cache has no room.
+        """
+        self._bay.check_size(header)
+        self._writer = self._live.begin(header, now)
+        self._bay.began(self._writer, header, now)
+
+    def chunk(self, data: memoryview) -> None:
+        """Take payload octets.
+
+        Raises:
+            MalformedTrack: another publisher sent other ones.
+        """
+        if self._writer is not None:
+            self._writer.write(data)
+            self._bay.stats.octets_in += len(data)
+
+    def completed(self) -> None:
+        """Count an Object."""
+        self._bay.stats.objects_in += 1
+
+    def marked(self, kind: RangeKind, location: Location) -> None:
+        """Subgroup streams carry no markers."""
+
+    def ended(self, reset_code: int | None) -> None:
+        """End the Subgroup downstream in the same way: a FIN is never invented (§7)."""
+        if self._over:
+            return
+        self._over = True
+        if reset_code is None:
+            self._live.finish()
+        else:
+            self._live.reset(reset_code)
+
+
+class RangeIntake:
+    """A fetch or fill stream: Objects, and from its gaps what does not exist (§3.2.2).
+
+    The requests of a relay carry no range filters, so an unmarked gap means that nothing exists.
+
+    Args:
+        bay: see `Bay`.
+        order: order of the Groups.
+        start: first Location that was asked for.
+    """
+
+    def __init__(self, bay: Bay, order: GroupOrder, start: Location) -> None:
+        self._bay = bay
+        self._descending = order is GroupOrder.DESCENDING
+        self._start = start
+        self._prior: Location | None = None
+        self._top: int | None = None
+        """First Group of a descending stream: what lies above it is known at the end only."""
+        self._writer: Writer | None = None
+        self._group: Group | None = None
+        self.objects = 0
+        self.octets = 0
+
+    def started(self, header: ObjectHeader, now: float) -> None:
+        """Begin an Object; subscriptions do not get it, readers of the range do.
+
+        Raises:
+            MalformedTrack: it contradicts what is stored.
+            StoreFull: it is too large, or the cache has no room.
+        """
+        bay = self._bay
+        bay.check_size(header)
+        location = header.location
+        self._writer = bay.track.begin_fetched(header, now)
+        bay.began(self._writer, header, now)
+        self._hold(bay.track.groups[location.group])
+        self._pass(location, inclusive=False)
+        self._prior = location
+
+    def chunk(self, data: memoryview) -> None:
+        """Take payload octets.
+
+        Raises:
+            MalformedTrack: they differ from what is stored.
+        """
+        if self._writer is not None:
+            self._writer.write(data)
+            self.octets += len(data)
+            self._bay.stats.octets_in += len(data)
+
+    def completed(self) -> None:
+        """Count an Object."""
+        self._writer = None
+        self.objects += 1
+        self._bay.stats.objects_in += 1
+
+    def marked(self, kind: RangeKind, location: Location) -> None:
+        """Note a marker: only NON_EXISTENT says something for ever."""
+        if kind is RangeKind.NON_EXISTENT:
+            self._pass(location, inclusive=True)
+        elif self._top is None:
+            self._top = MAX_VI64  # the marker covers what lies above it
+        self._prior = location
+
+    def ended(self, reset_code: int | None) -> None:
+        """Drop a partial Object; what lies behind the last one is learnt by `complete`."""
+        if self._writer is not None:
+            self._bay.track.abandon(self._writer)
+            self._writer = None
+        self._hold(None)
+
+    def complete(self, end: Location) -> None:
+        """The stream ended with FIN: nothing else exists up to ``end``, both orders alike."""
+        track = self._bay.track
+        if not self._descending:
+            self._learn(self._start if self._prior is None else following(self._prior), end)
+            return
+        if self._prior is None:
+            track.learn(self._start, end)
+            return
+        group_end = Location(self._prior.group, MAX_VI64)
+        self._learn(following(self._prior), min(group_end, end))
+        if self._prior.group > self._start.group:
+            self._learn(self._start, Location(self._prior.group - 1, MAX_VI64))
+        if self._top is not None and self._top < end.group:
+            self._learn(Location(self._top + 1, 0), end)
+
+    def _hold(self, group: Group | None) -> None:
+        """Keep the Group that arrives now in the cache, and let go of the one before."""
+        if group is self._group:
+            return
+        if group is not None:
+            group.arriving += 1
+        if self._group is not None:
+            self._group.arriving -= 1
+            self._bay.track.drop_if_empty(self._group)
+        self._group = group
+
+    def _pass(self, location: Location, *, inclusive: bool) -> None:
+        """Learn that nothing exists between the item before and ``location``."""
+        prior = self._prior
+        if not self._descending:
+            last = location if inclusive else preceding(location)
+            if last is not None:
+                self._learn(self._start if prior is None else following(prior), last)
+            return
+        if self._top is None:
+            self._top = location.group
+        first = max(self._start, Location(location.group, 0))
+        if prior is not None and prior.group >= location.group:
+            if prior.group == location.group:
+                first = following(prior) or prior
+            else:
+                self._learn(following(prior), Location(prior.group, MAX_VI64))
+                above = Location(location.group + 1, 0)
+                self._learn(above, Location(prior.group - 1, MAX_VI64))
+        if inclusive:
+            self._learn(first, location)
+        elif location.object > 0:
+            self._learn(first, Location(location.group, location.object - 1))
+
+    def _learn(self, start: Location | None, end: Location) -> None:
+        if start is not None and start <= end:
+            self._bay.track.learn(start, end)
+
+
+TOO_MUCH = StreamCode.EXCESSIVE_LOAD
+"""Code for a stream that is not taken because its Object is too large or the cache is full."""

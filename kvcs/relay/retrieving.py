@@ -1,0 +1,332 @@
+"""Gets what the cache lacks of one Track from upstream, once for all who wait (MOQT §7, §3.4).
+
+A cold Track's past comes with the upstream SUBSCRIBE as a fill: one round trip, no FETCH, of which
+a publisher allows few at a time, and the seam to what is live is exact. Everything else that is
+missing, after eviction, expiry or a relative join, comes by FETCH.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+from kvcs.errors import UsageError
+from kvcs.moqt import events
+from kvcs.moqt.delivery import RangeSender
+from kvcs.moqt.errors import RequestCode, StreamCode
+from kvcs.moqt.intervals import LAST, LocationSet, preceding
+from kvcs.moqt.messages import FetchOk
+from kvcs.moqt.names import GroupOrder, Location
+from kvcs.moqt.objects import RangeKind
+from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.ranges import UnknownRun
+from kvcs.relay.hub import Hub
+from kvcs.relay.intake import RangeIntake
+from kvcs.relay.namespaces import Place
+from kvcs.relay.upstream import MAX_RETRIES, Retrieval
+
+if TYPE_CHECKING:
+    from kvcs.relay.tracks import RelayTrack
+
+
+class Retriever:
+    """The ranges of one Track that are being got from upstream.
+
+    Args:
+        hub: the relay's core.
+        owner: the Track.
+    """
+
+    def __init__(self, hub: Hub, owner: RelayTrack) -> None:
+        self._hub = hub
+        self._owner = owner
+        self._active: list[Retrieval] = []
+        self._tried: WeakKeyDictionary[RangeSender, LocationSet] = WeakKeyDictionary()
+        self._timed: WeakSet[RangeSender] = WeakSet()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reader waits for something."""
+        return any(not reader.closed for one in self._active for reader in one.readers)
+
+    # What readers ask
+
+    def on_unknown(self, reader: RangeSender, run: UnknownRun) -> bool:
+        """Look up a run that a reader met; see `kvcs.moqt.delivery.UnknownHandler`."""
+        now = reader.asked_at
+        if reader.fill_timeout_ms == 0:
+            reader.give_up(RangeKind.TIMED_OUT)  # it must not wait (§9.20)
+            return False
+        tried = self._tried.get(reader)
+        missing: tuple[Location, Location] | None = (run.start, run.end)
+        if tried is not None:
+            missing = tried.first_outside(run.start, run.end)
+        if missing is None:
+            return False
+        retrieval = self._find(missing[0]) or self._begin(*missing, reader.group_order, now)
+        if retrieval is None:
+            return False
+        retrieval.join(reader)
+        self._limit_wait(reader, now)
+        return True
+
+    def _find(self, start: Location) -> Retrieval | None:
+        return next((one for one in self._active if one.covers(start)), None)
+
+    def _begin(
+        self, start: Location, end: Location, order: GroupOrder, now: float
+    ) -> Retrieval | None:
+        candidates = self._hub.publishers(self._owner.name)
+        if not candidates:
+            return None
+        for other in self._active:
+            if start < other.start <= end:
+                end = preceding(other.start) or start  # the rest is on its way already
+        retrieval = Retrieval(start, end, order, candidates, now, now)
+        self._active.append(retrieval)
+        self._next_candidate(retrieval, now)
+        return retrieval if retrieval in self._active else None
+
+    def _limit_wait(self, reader: RangeSender, now: float) -> None:
+        """Hold a reader to its FILL_TIMEOUT, or to ours where it has none."""
+        if reader in self._timed:
+            return
+        self._timed.add(reader)
+        timeout_ms = reader.fill_timeout_ms
+        limit = self._hub.limits.fetch_wait if timeout_ms is None else timeout_ms / 1000
+
+        def check(later: float) -> None:
+            self._timed.discard(reader)
+            left = limit - reader.waited(later)
+            if reader.closed or reader.has_more:
+                return  # it goes on; the next run that it misses is limited anew
+            if left <= 0:
+                reader.give_up(RangeKind.TIMED_OUT)
+            else:
+                self._timed.add(reader)
+                self._hub.at(later + left, check)
+
+        self._hub.at(now + max(limit - reader.waited(now), 0), check)
+
+    # Fills of upstream subscriptions
+
+    def begin_fill(self, place: Place, start: Location, now: float) -> Retrieval:
+        """A SUBSCRIBE went upstream that asks for everything from ``start``."""
+        order = GroupOrder.ASCENDING
+        retrieval = Retrieval(start, LAST, order, [], now, now, place=place, fill=True)
+        self._active.append(retrieval)
+        return retrieval
+
+    def fill_accepted(self, fill: Retrieval, largest: Location | None, now: float) -> None:
+        """SUBSCRIBE_OK came: the fill ends at the Largest Object, or is empty."""
+        if fill not in self._active:
+            return
+        fill.end_known = True
+        if largest is None or largest < fill.start:
+            self._drop(fill, now)
+            return
+        fill.end = fill.confirmed_end = largest
+        if fill.stream_done:
+            self._finish(fill, now, complete=True)
+            return
+
+        def check(later: float) -> None:
+            if fill in self._active and fill.fill and fill.intake is None:
+                self.failed(fill, later)  # it does not come: ask by FETCH
+            elif fill in self._active and fill.fill:
+                self._watch_progress(fill, later)
+
+        self._hub.at(now + self._hub.limits.fill_wait, check)
+
+    # What upstream says
+
+    def find(self, place: Place) -> Retrieval | None:
+        """The retrieval that runs as a request of ours."""
+        return next((one for one in self._active if one.place == place), None)
+
+    def stream_opened(self, retrieval: Retrieval, stream_id: int, now: float) -> RangeIntake:
+        """The data stream of a retrieval began."""
+        intake = RangeIntake(self._owner.bay, retrieval.order, retrieval.start)
+        retrieval.intake, retrieval.stream_id = intake, stream_id
+        retrieval.progress_at = now
+        return intake
+
+    def stream_ended(self, retrieval: Retrieval, code: int | None, now: float) -> None:
+        """Its data stream ended."""
+        if code is not None:
+            self.failed(retrieval, now)
+            return
+        retrieval.stream_done = True
+        if retrieval.end_known:
+            self._finish(retrieval, now, complete=True)
+
+    def event(self, retrieval: Retrieval, event: events.Event, now: float) -> None:
+        """An event of a FETCH of ours, other than those of its stream."""
+        retrieval.progress_at = now
+        if isinstance(event, events.RequestAccepted):
+            if isinstance(event.reply, FetchOk):
+                retrieval.end_known = True
+                retrieval.confirmed_end = event.reply.end_location
+                self._owner.take_properties(event.reply.track_properties)
+            if retrieval.stream_done:
+                self._finish(retrieval, now, complete=True)
+        elif isinstance(event, events.RequestRefused):
+            error = event.error
+            again = error.error_code == RequestCode.EXCESSIVE_LOAD and error.retry_interval > 0
+            if again and retrieval.retries < MAX_RETRIES and retrieval.place is not None:
+                retrieval.retries += 1
+                key = retrieval.place.session
+                self._end_request(retrieval, now)
+                retrieval.candidates.insert(0, key)
+                wait = (error.retry_interval - 1) / 1000
+                self._hub.at(now + wait, lambda later: self._retry(retrieval, later))
+            else:
+                self.failed(retrieval, now)
+        elif isinstance(event, events.RequestCancelled):
+            self.failed(retrieval, now)
+
+    def failed(self, retrieval: Retrieval, now: float) -> None:
+        """A retrieval did not come to its end: the next candidate is asked for what lacks."""
+        if retrieval.fill:
+            retrieval.candidates = self._hub.publishers(self._owner.name)
+        self._finish(retrieval, now, complete=False)
+
+    def session_lost(self, key: int, now: float) -> None:
+        """A session is gone, and with it what was asked of it."""
+        for retrieval in list(self._active):
+            if retrieval.place is not None and retrieval.place.session == key:
+                self.failed(retrieval, now)
+
+    def cancel(self, key: int | None, code: int, now: float) -> None:
+        """Give up every retrieval from a session, or from all; readers are not told."""
+        for retrieval in list(self._active):
+            if key is None or (retrieval.place is not None and retrieval.place.session == key):
+                self._active.remove(retrieval)
+                self._end_request(retrieval, now, cancel=code)
+                if key is not None:
+                    for reader in retrieval.readers:
+                        reader.ask_again()
+
+    # Inner workings
+
+    def _retry(self, retrieval: Retrieval, now: float) -> None:
+        if retrieval in self._active and retrieval.place is None:
+            self._next_candidate(retrieval, now)
+
+    def _next_candidate(self, retrieval: Retrieval, now: float) -> None:
+        """Send the FETCH to the next session, when that has a slot free."""
+        while retrieval.candidates:
+            key = retrieval.candidates.pop(0)
+            if self._hub.session(key) is not None:
+                self._hub.take_slot(key, partial(self._start, retrieval, key), now)
+                return
+        self._conclude(retrieval, now)
+
+    def _start(self, retrieval: Retrieval, key: int, now: float) -> None:
+        session = self._hub.session(key)
+        if retrieval not in self._active or retrieval.place is not None or session is None:
+            self._hub.free_slot(key, now)
+            if retrieval in self._active and retrieval.place is None:
+                self._next_candidate(retrieval, now)
+            return
+        parameters = Parameters.of(
+            location_filter=retrieval.location_filter(), group_order=retrieval.order
+        )
+        try:
+            request_id = session.requester.fetch(self._owner.name, parameters)
+        except UsageError:
+            self._hub.free_slot(key, now)
+            self._next_candidate(retrieval, now)
+            return
+        self._hub.stats.upstream_fetches += 1
+        retrieval.place = Place(key, request_id)
+        retrieval.progress_at = now
+        self._hub.bind(retrieval.place, self._owner)
+        self._watch_progress(retrieval, now)
+
+    def _watch_progress(self, retrieval: Retrieval, now: float) -> None:
+        place, wait = retrieval.place, self._hub.limits.upstream_wait
+
+        def check(later: float) -> None:
+            if retrieval not in self._active or retrieval.place != place:
+                return
+            if later - retrieval.progress_at >= wait:
+                self.failed(retrieval, later)
+            else:
+                self._hub.at(retrieval.progress_at + wait, check)
+
+        self._hub.at(now + wait, check)
+
+    def _end_request(self, retrieval: Retrieval, now: float, cancel: int | None = None) -> None:
+        """Part a retrieval from the request that it runs as."""
+        place, retrieval.place = retrieval.place, None
+        retrieval.close_intake(StreamCode.CANCELLED)
+        self._owner.forget_stream(place, retrieval.stream_id)
+        stream_id, retrieval.stream_id = retrieval.stream_id, None
+        retrieval.end_known = retrieval.stream_done = False
+        retrieval.confirmed_end = None
+        if place is None:
+            return
+        session = self._hub.session(place.session)
+        if retrieval.fill:
+            retrieval.fill = False  # its subscription lives on, only the stream is stopped
+            if session is not None and stream_id is not None and cancel is not None:
+                session.requester.stop_stream(stream_id, cancel)
+            return
+        self._hub.unbind(place)
+        if session is not None and cancel is not None:
+            session.requester.cancel(place.request_id, cancel)
+        self._hub.free_slot(place.session, now)
+
+    def _finish(self, retrieval: Retrieval, now: float, *, complete: bool) -> None:
+        """The request of a retrieval is over; go on with what is still unknown of its range."""
+        if retrieval not in self._active:
+            return
+        end = retrieval.learnt_end()
+        if complete and retrieval.intake is not None and end is not None:
+            retrieval.intake.complete(end)
+        self._report(retrieval, now, complete)
+        self._end_request(retrieval, now, cancel=None if complete else StreamCode.CANCELLED)
+        unknown = retrieval.left_unknown(self._owner.track)
+        waiting = any(not reader.closed for reader in retrieval.readers)
+        if len(unknown) and waiting and retrieval.candidates:
+            retrieval.start = unknown.ranges()[0][0]
+            self._next_candidate(retrieval, now)
+        else:
+            self._conclude(retrieval, now)
+
+    def _conclude(self, retrieval: Retrieval, now: float) -> None:
+        """Nobody can tell more: readers go on with what there is."""
+        if retrieval not in self._active:
+            return
+        self._active.remove(retrieval)
+        unknown = retrieval.left_unknown(self._owner.track).ranges()
+        for reader in retrieval.readers:
+            if reader.closed:
+                continue
+            tried = self._tried.setdefault(reader, LocationSet())
+            for start, end in unknown:
+                tried.add(start, end)
+            reader.ask_again()
+        self._owner.check_idle_soon()
+
+    def _drop(self, retrieval: Retrieval, now: float) -> None:
+        """A fill turned out to be empty."""
+        self._end_request(retrieval, now)
+        self._conclude(retrieval, now)
+
+    def _report(self, retrieval: Retrieval, now: float, complete: bool) -> None:
+        intake = retrieval.intake
+        self._hub.report(
+            "retrieved",
+            track=str(self._owner.name),
+            session=None if retrieval.place is None else retrieval.place.session,
+            by="fill" if retrieval.fill else "fetch",
+            start=str(retrieval.start),
+            end=str(retrieval.end),
+            complete=complete,
+            objects=retrieval.objects + (0 if intake is None else intake.objects),
+            octets=retrieval.octets + (0 if intake is None else intake.octets),
+            seconds=round(now - retrieval.began_at, 6),
+        )

@@ -1,0 +1,240 @@
+"""The listening relay: `RelayCore` on QUIC, with asyncio (MOQT §7)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+import structlog
+
+from kvcs.errors import UsageError
+from kvcs.moqt import events
+from kvcs.moqt.settings import SessionSettings
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.connection import Connection
+from kvcs.quic.endpoint import RELAY_PORT, Server
+from kvcs.relay.core import RelayCore
+from kvcs.relay.settings import RelayLimits
+from kvcs.relay.stats import RelayStats
+
+_log = structlog.get_logger("kvcs.relay")
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """What a relay listens on, and what it holds.
+
+    Raises:
+        UsageError: a value cannot be used.
+    """
+
+    cert: Path
+    """PEM file with the certificate chain."""
+
+    key: Path
+    """PEM file with the private key."""
+
+    host: str = "127.0.0.1"
+    """Address to bind; ``0.0.0.0`` or ``::`` for every one."""
+
+    port: int = RELAY_PORT
+    """UDP port; 0 takes a free one."""
+
+    allow_anyone: bool = False
+    """Serve anyone who can reach the port. A relay without authorization starts only with it."""
+
+    limits: RelayLimits = field(default_factory=RelayLimits)
+    """Cache size, limits and waits of the core."""
+
+    max_sessions: int = 1024
+    """Sessions at a time; the next ones are refused."""
+
+    goaway_timeout: float = 5.0
+    """Seconds that sessions have to go away when the relay stops."""
+
+    session: SessionSettings = field(default_factory=SessionSettings)
+    """Limits of every session."""
+
+    quic: QuicSettings = field(default_factory=QuicSettings)
+    """Settings of the transport; `max_sessions` replaces its max_connections."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"port must lie between 0 and 65535, not {self.port}")
+        if self.max_sessions < 1:
+            raise UsageError(f"max_sessions must be at least 1, not {self.max_sessions}")
+        if not self.goaway_timeout >= 0:
+            raise UsageError(f"goaway_timeout must not be negative, not {self.goaway_timeout}")
+
+
+class Relay:
+    """A relay that listens while its context is entered.
+
+    ::
+
+        async with Relay(RelaySettings(cert="relay.pem", key="relay.key", allow_anyone=True)) as r:
+            await r.closed()
+
+    Leaving sends GOAWAY to every session, waits until they are gone or `goaway_timeout` has passed,
+    and closes what is left. Cancelling that wait closes at once.
+
+    Args:
+        settings: see `RelaySettings`.
+
+    Raises:
+        UsageError: nothing says who may use it.
+    """
+
+    def __init__(self, settings: RelaySettings) -> None:
+        if not settings.allow_anyone:
+            raise UsageError(
+                "the relay has no authorization: pass allow_anyone (--allow-anyone) to serve"
+                " whoever can reach its port"
+            )
+        self.settings = settings
+        self._core = RelayCore(settings.limits, self._arm)
+        self._server = Server(settings.session, observer=self._observe, offer=False)
+        self._keys: dict[Connection, int] = {}
+        self._next_key = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: float | None = None
+        self._empty = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    async def __aenter__(self) -> Relay:
+        """Listen.
+
+        Raises:
+            ConnectionFailed: the address cannot be bound.
+            FileError: certificate or key cannot be used.
+        """
+        settings = self.settings
+        self._loop = asyncio.get_running_loop()
+        self._empty.set()
+        await self._server.start(
+            settings.host,
+            settings.port,
+            cert=settings.cert,
+            key=settings.key,
+            quic=_bounded(settings.quic, settings.max_sessions),
+        )
+        _log.info("relay_listening", address=self.address, cache=settings.limits.cache_octets)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Say goodbye, wait for a bounded time, close."""
+        try:
+            if kind is None:
+                await self._say_goodbye()
+        finally:
+            await self._server.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._log_reports()
+            self._closed.set()
+            _log.info("relay_stopped", sessions=self.stats.sessions_total)
+
+    @property
+    def host(self) -> str:
+        """Address that the relay listens on."""
+        return self._server.host
+
+    @property
+    def port(self) -> int:
+        """UDP port that the relay listens on."""
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """Address and port, as people write them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return self._server.url
+
+    @property
+    def stats(self) -> RelayStats:
+        """Counters since the start, and gauges of now."""
+        return self._core.snapshot()
+
+    async def closed(self) -> None:
+        """Wait until the relay has stopped; cancelling leaves it as it is."""
+        await self._closed.wait()
+
+    # Inner workings
+
+    async def _say_goodbye(self) -> None:
+        timeout = self.settings.goaway_timeout
+        for connection in list(self._keys):
+            connection.core.goaway(timeout_ms=round(timeout * 1000), now=connection.now)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        except TimeoutError:
+            _log.info("relay_closes_sessions", sessions=len(self._keys))
+
+    def _observe(self, connection: Connection, event: events.Event) -> None:
+        """Every event of every session, in the loop's thread."""
+        now = connection.now
+        key = self._keys.get(connection)
+        if key is None:
+            if not isinstance(event, events.SessionEstablished):
+                return  # it ended before its SETUP, or was refused
+            key = self._take_in(connection, now)
+        self._core.event(key, event, now)
+        if isinstance(event, events.SessionClosed):
+            del self._keys[connection]
+            if not self._keys:
+                self._empty.set()
+        self._log_reports()
+        self._arm()
+
+    def _take_in(self, connection: Connection, now: float) -> int:
+        key = self._next_key
+        self._next_key += 1
+        self._keys[connection] = key
+        self._empty.clear()
+        # The core answers every request of the peer; nobody else is asked.
+        connection.answer_with(lambda _connection, _event: True)
+        self._core.session_opened(key, connection.core, now)
+        return key
+
+    def _arm(self) -> None:
+        loop = self._loop
+        due = self._core.next_timer()
+        if loop is None or (due == self._timer_due and self._timer is not None):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_due = due
+        if due is not None and not self._closed.is_set():
+            self._timer = loop.call_at(due, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        assert self._loop is not None  # timers are set while it runs
+        self._timer = self._timer_due = None
+        self._core.receive_timer(self._loop.time())
+        self._log_reports()
+        self._arm()
+
+    def _log_reports(self) -> None:
+        while (report := self._core.next_report()) is not None:
+            _log.info(report.event, **report.facts)
+
+
+def _bounded(quic: QuicSettings, max_sessions: int) -> QuicSettings:
+    """The transport's settings with the relay's bound on sessions."""
+    return replace(quic, max_connections=max_sessions)

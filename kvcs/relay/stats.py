@@ -1,0 +1,83 @@
+"""What a relay counts, and what it tells its log (no payload, key or token is in either)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Fact = str | int | float | bool | None
+
+
+@dataclass(slots=True)
+class RelayStats:
+    """Counters since the relay started, and gauges of now."""
+
+    sessions: int = 0
+    """Sessions that are open."""
+
+    sessions_total: int = 0
+    """Sessions since the start."""
+
+    namespaces: int = 0
+    """Different namespaces that are announced now."""
+
+    tracks: int = 0
+    """Tracks in the cache or in use."""
+
+    cache_octets: int = 0
+    """Octets in the cache, bookkeeping included."""
+
+    groups_evicted: int = 0
+    """Groups dropped to make room."""
+
+    objects_expired: int = 0
+    """Objects that left because of MAX_CACHE_DURATION."""
+
+    subscribes: int = 0
+    """Downstream SUBSCRIBEs that were accepted."""
+
+    fetches: int = 0
+    """Downstream FETCHes that were accepted."""
+
+    hits: int = 0
+    """Fills and fetches whose whole range was known when they began."""
+
+    misses: int = 0
+    """Fills and fetches that needed something from upstream."""
+
+    upstream_subscriptions: int = 0
+    """SUBSCRIBEs sent upstream."""
+
+    upstream_fills: int = 0
+    """Those of them that carried a fill."""
+
+    upstream_fetches: int = 0
+    """FETCHes sent upstream."""
+
+    objects_in: int = 0
+    """Objects whose payload arrived whole."""
+
+    octets_in: int = 0
+    """Payload octets that arrived."""
+
+    objects_out: int = 0
+    """Objects that were sent whole."""
+
+    octets_out: int = 0
+    """Their payload octets."""
+
+    malformed: int = 0
+    """Tracks ended because they broke MOQT §12.1."""
+
+    too_large: int = 0
+    """Objects not carried because of their size, or because the cache had no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One line for the log."""
+
+    event: str
+    """Short constant name."""
+
+    facts: dict[str, Fact] = field(default_factory=dict)
+    """Key-value facts."""

@@ -1,0 +1,163 @@
+"""What a relay asks of its upstreams for one Track: subscriptions, and ranges that it lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from kvcs.moqt.delivery import RangeSender
+from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.intervals import LocationSet
+from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
+from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.store import Track
+from kvcs.moqt.streams import SubgroupHeader
+from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
+from kvcs.relay.namespaces import Place
+
+MAX_RETRIES = 3
+"""Times that a FETCH refused for load is repeated after its Retry Interval."""
+
+MAX_UNKNOWN_RUNS = 256
+"""Runs that are told apart of what a retrieval left unknown; beyond them all of it counts so."""
+
+
+class Ask(Enum):
+    """What a downstream request is."""
+
+    SUBSCRIBE = auto()
+    FETCH = auto()
+    STATUS = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A downstream request that has no answer yet."""
+
+    place: Place
+    """Where it came from."""
+
+    ask: Ask
+    """What it is."""
+
+    parameters: Parameters
+    """Its parameters."""
+
+    until: float = 0.0
+    """When it is refused unless it was answered."""
+
+
+@dataclass(slots=True, eq=False)
+class Retrieval:
+    """A range that is being got from upstream, for all readers that wait for it.
+
+    A fill that came with the upstream SUBSCRIBE is one too; its end is known with SUBSCRIBE_OK.
+    """
+
+    start: Location
+    end: Location
+    order: GroupOrder
+    candidates: list[int]
+    """Sessions that were not asked yet."""
+
+    began_at: float
+    progress_at: float
+    """When something of it came last."""
+
+    place: Place | None = None
+    """The FETCH that runs, or the SUBSCRIBE whose fill this is; None while it waits its turn."""
+
+    fill: bool = False
+    end_known: bool = False
+    """Whether FETCH_OK, or the SUBSCRIBE_OK of a fill, has come."""
+
+    confirmed_end: Location | None = None
+    """End Location that it named."""
+
+    stream_done: bool = False
+    """Whether the data stream ended with FIN."""
+
+    intake: RangeIntake | None = None
+    stream_id: int | None = None
+    readers: list[RangeSender] = field(default_factory=list)
+    retries: int = 0
+    objects: int = 0
+    octets: int = 0
+
+    def covers(self, location: Location) -> bool:
+        """Whether ``location`` lies in the range."""
+        return self.start <= location <= self.end
+
+    def join(self, reader: RangeSender) -> None:
+        """Let a reader wait for the range."""
+        if all(other is not reader for other in self.readers):
+            self.readers.append(reader)
+
+    def location_filter(self) -> LocationFilter:
+        """The range as a FETCH names it."""
+        start, end = self.start, self.end
+        if end.object == MAX_VI64:
+            return LocationFilter.group_end(start.group, start.object, end.group)
+        return LocationFilter.absolute_range(start.group, start.object, end.group, end.object)
+
+    def learnt_end(self) -> Location | None:
+        """Up to where a complete stream tells what does not exist; None where it tells nothing."""
+        confirmed = self.confirmed_end
+        if confirmed is None:
+            return None
+        if self.end.object == MAX_VI64 and confirmed.group >= self.end.group:
+            # A whole Group was asked for: its end is named only as far as it is known.
+            return self.end
+        return min(self.end, confirmed)
+
+    def close_intake(self, code: int | None) -> None:
+        """End the data stream that brings the range, if there is one."""
+        if self.intake is not None:
+            self.intake.ended(code)
+            self.objects += self.intake.objects
+            self.octets += self.intake.octets
+            self.intake = None
+
+    def left_unknown(self, track: Track) -> LocationSet:
+        """What of the range is still unknown."""
+        unknown = LocationSet()
+        start = self.start
+        while (run := track.first_unknown(start, self.end)) is not None:
+            if len(unknown) >= MAX_UNKNOWN_RUNS:
+                unknown.add(start, self.end)
+                break
+            unknown.add(*run)
+            if run[1] >= self.end:
+                break
+            start = run[1]
+            # The run's last Location is unknown, so the search goes on behind it.
+            start = (
+                Location(start.group, start.object + 1)
+                if start.object < MAX_VI64
+                else (Location(start.group + 1, 0))
+            )
+        return unknown
+
+
+@dataclass(slots=True, eq=False)
+class Upstream:
+    """One upstream subscription."""
+
+    place: Place
+    established: bool = False
+    fill: Retrieval | None = None
+    """The fill that its SUBSCRIBE asked for, while it runs."""
+
+    streams: dict[int, SubgroupIntake] = field(default_factory=dict)
+    """Subgroup streams that are open."""
+
+    def open_stream(self, bay: Bay, stream_id: int, header: SubgroupHeader) -> Intake:
+        """A subgroup stream of the subscription began."""
+        intake = self.streams[stream_id] = SubgroupIntake(bay, header)
+        return intake
+
+    def close_streams(self, code: int) -> None:
+        """The publisher is gone: what is open ends as it would with a reset."""
+        streams, self.streams = self.streams, {}
+        for intake in streams.values():
+            intake.ended(code)

@@ -102,6 +102,11 @@ class SubscriptionDelivery:
         chosen = LocationFilter.none() if self._filter is None else self._filter
         return chosen.for_subscription(largest)
 
+    @property
+    def filters(self) -> RangeFilters:
+        """Its range filters."""
+        return self._filters
+
     def start_fill(
         self, fill: Parameters, request_id: int, largest: Location | None
     ) -> RangeSender | None:

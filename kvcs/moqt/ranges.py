@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from kvcs.moqt.filters import Range
+from kvcs.moqt.errors import InvalidRange
+from kvcs.moqt.filters import LocationFilter, Range
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.store import Track
@@ -121,3 +122,35 @@ class RangeReader:
             self._at = None
         else:
             self._enter(stored)
+
+
+def fetch_span(track: Track, chosen: LocationFilter | None) -> Range:
+    """Range of a FETCH with a Location Filter (§9.11).
+
+    Raises:
+        InvalidRange: nothing was published, or the range is empty.
+    """
+    if track.largest is None:
+        raise InvalidRange("nothing was published yet")
+    span = (chosen or LocationFilter.none()).for_fetch(track.largest)
+    if span is None:
+        raise InvalidRange(f"the range is empty; the Largest Object is {track.largest}")
+    return span
+
+
+def fetch_end(track: Track, span: Range) -> tuple[Location, bool]:
+    """End Location of a FETCH_OK, and whether the Track ends there (§9.12)."""
+    end = span.end
+    assert end is not None
+    if track.final is not None and end >= track.final:
+        return max(track.final, span.start), True
+    if end.object == MAX_VI64:
+        if track.first_unknown(max(span.start, Location(end.group, 0)), end) is not None:
+            return end, False  # a cache that does not know how far the Group goes
+        # A whole Group: the largest Object known of it, status included.
+        group = track.groups.get(end.group)
+        if group is not None and group.object_ids:
+            return max(Location(end.group, group.object_ids[-1]), span.start), False
+        before = preceding(Location(end.group, 0))
+        return max(span.start, before or span.start), False
+    return end, False

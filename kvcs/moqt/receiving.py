@@ -242,6 +242,12 @@ class DataStreams:
         if bound and self._check(bound[-1], datagram.header):
             self._host.emit(DatagramReceived(bound[-1].request_id, datagram))
 
+    def clear(self) -> None:
+        """The session is over."""
+        self._streams.clear()
+        self._early.clear()
+        self._early_octets = 0
+
     def next_timer(self) -> float | None:
         """When the oldest early stream is given up."""
         return self._early[0].early_since + self._limits.seconds if self._early else None

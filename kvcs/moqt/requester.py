@@ -374,6 +374,12 @@ class Requester:
         known.remove(suffix)
         self.emit(NamespaceWithdrawn(request.request_id, suffix))
 
+    def session_ended(self) -> None:
+        """The session is over: nothing is expected any more."""
+        for request in self._session.requests.all():
+            if request.ours:
+                self._end(request, StreamCode.CANCELLED)
+
     # ReceiverHost
 
     def emit(self, event: Event) -> None:

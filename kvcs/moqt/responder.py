@@ -9,7 +9,6 @@ from kvcs.moqt import messages
 from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
 from kvcs.moqt.errors import (
     DoesNotExist,
-    InvalidRange,
     NotSupported,
     PublishDoneCode,
     RequestCode,
@@ -24,10 +23,9 @@ from kvcs.moqt.events import (
     SubscribeReceived,
     TrackStatusReceived,
 )
-from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
-from kvcs.moqt.intervals import preceding
+from kvcs.moqt.filters import RangeFilters
 from kvcs.moqt.messages import Message
-from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location, TrackNamespace, overlaps
+from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace, overlaps
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.publishing import (
@@ -35,6 +33,7 @@ from kvcs.moqt.publishing import (
     SubscriptionDelivery,
     location_filter,
 )
+from kvcs.moqt.ranges import fetch_end, fetch_span
 from kvcs.moqt.requests import Kind, Request, State
 from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken
@@ -53,6 +52,8 @@ class Responder:
         self._session = session
         self._subscriptions: dict[int, SubscriptionDelivery] = {}
         self._fetches: dict[int, RangeSender] = {}
+        self._fetch_requests: set[int] = set()
+        """FETCHes that are open, answered or not."""
         self._namespaces: dict[int, set[TrackNamespace]] = {}
         self._pending_updates: dict[int, list[messages.RequestUpdate]] = {}
         self._peer_requests = 0
@@ -64,13 +65,14 @@ class Responder:
         """The first message of a request stream of the peer."""
         self._peer_requests += 1
         try:
+            # A token is registered even by a request that is refused (§8.9).
+            tokens = self._tokens(request.parameters)
             if self._peer_requests > self._session.settings.max_peer_requests:
                 raise RequestError(
                     "too many open requests", RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS
                 )
             if self._session.draining:
                 raise RequestError("this session is going away", RequestCode.GOING_AWAY)
-            tokens = self._tokens(request.parameters)
             self._dispatch(request, tokens)
         except RequestError as exc:
             self.refuse(request.request_id, exc)
@@ -88,10 +90,11 @@ class Responder:
             if isinstance(message, messages.Subscribe):
                 emit(SubscribeReceived(message.request_id, name, message.parameters, tokens))
             elif isinstance(message, messages.Fetch):
-                if len(self._fetches) >= self._session.settings.max_concurrent_fetches:
+                if len(self._fetch_requests) >= self._session.settings.max_concurrent_fetches:
                     raise RequestError(
                         "too many concurrent fetches", RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS
                     )
+                self._fetch_requests.add(message.request_id)
                 emit(FetchReceived(message.request_id, name, message.parameters, tokens))
             else:
                 emit(TrackStatusReceived(message.request_id, name, tokens))
@@ -107,11 +110,11 @@ class Responder:
         else:
             raise NotSupported(f"{request.kind.name} is not supported by this endpoint")
 
-    def _check_filters(self, parameters: Parameters) -> None:
-        outer = RangeFilters.of(parameters.items)
+    def _check_filters(self, parameters: Parameters, before: RangeFilters | None = None) -> None:
+        """Hold the range filters of a message, with those that stay, to our limit (§3.3)."""
+        outer = (before or RangeFilters()).replaced_by(parameters.items)
         limit = self._session.settings.max_filter_ranges
-        if outer:
-            outer.check(limit)
+        outer.check(limit)
         fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
             outer.replaced_by(fill.items).check(limit)
@@ -151,7 +154,8 @@ class Responder:
     def _update(self, request: Request, update: messages.RequestUpdate) -> None:
         try:
             self._tokens(update.parameters)
-            self._check_filters(update.parameters)
+            delivery = self._subscriptions.get(request.request_id)
+            self._check_filters(update.parameters, None if delivery is None else delivery.filters)
             reply = self._apply(request, update)
         except RequestError as exc:
             self._session.requests.send(request, _error_message(exc))
@@ -177,6 +181,7 @@ class Responder:
         return Parameters()
 
     def _update_failed(self, request: Request) -> None:
+        self._session.emit(RequestCancelled(request.request_id, False, None))
         if request.kind is Kind.SUBSCRIBE:
             self.end_subscription(
                 request.request_id, PublishDoneCode.UPDATE_FAILED, "REQUEST_UPDATE failed"
@@ -187,7 +192,6 @@ class Responder:
                 self.reset_sender(sender, StreamCode.CANCELLED)
         else:
             self._session.requests.finish(request)
-            self._session.emit(RequestCancelled(request.request_id, False, None))
             self._end(request)
 
     def side_ended(self, request: Request, code: int | None) -> None:
@@ -233,6 +237,7 @@ class Responder:
         fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
             delivery.start_fill(fill, request_id, largest)
+        self._take_pending_updates(request)
         delivery.check_drained()
 
     def accept_fetch(
@@ -251,11 +256,11 @@ class Responder:
         assert isinstance(message, messages.Fetch)
         parameters = message.parameters
         try:
-            span = _fetch_span(track, location_filter(parameters))
+            span = fetch_span(track, location_filter(parameters))
         except RequestError as exc:
             self.refuse(request_id, exc)
             return
-        end, end_of_track = _fetch_end(track, span)
+        end, end_of_track = fetch_end(track, span)
         properties = track.properties
         if parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
@@ -276,6 +281,7 @@ class Responder:
         self._fetches[request_id] = sender
         sender.on_closed = lambda: self._fetch_closed(request, track)
         self.schedule(sender)
+        self._take_pending_updates(request)
 
     def answer_track_status(self, request_id: int, track: Track) -> None:
         """TRACK_STATUS_OK: the Largest Object and the Track Properties (§9.13)."""
@@ -295,6 +301,7 @@ class Responder:
         request = self._pending(request_id)
         if request is not None:
             self._reply(request, messages.RequestOk(Parameters(), KeyValues()))
+            self._take_pending_updates(request)
 
     def refuse(self, request_id: int, error: RequestError) -> None:
         """REQUEST_ERROR and FIN (§9.4)."""
@@ -349,17 +356,9 @@ class Responder:
 
     def session_ended(self) -> None:
         """The session is over: leave every Track."""
-        senders: list[ObjectSender] = list(self._fetches.values())
-        for delivery in list(self._subscriptions.values()):
-            senders += delivery.open_senders()
-            delivery.ended = True
-            delivery.track.leave(delivery)
-        for sender in senders:
-            sender.on_closed = None
-            sender.close()
-        self._subscriptions.clear()
-        self._fetches.clear()
-        self._namespaces.clear()
+        for request in self._session.requests.all():
+            if not request.ours:
+                self._end(request)
 
     # SubscriptionHost
 
@@ -409,9 +408,13 @@ class Responder:
     def _reply(self, request: Request, message: Message) -> None:
         request.state = State.ESTABLISHED
         self._session.requests.send(request, message)
+
+    def _take_pending_updates(self, request: Request) -> None:
+        """Take the updates that came before the reply, now that there is something to update."""
         for update in self._pending_updates.pop(request.request_id, ()):
             request.updates.pop(0)
-            self._update(request, update)
+            if request.state is State.ESTABLISHED:
+                self._update(request, update)
 
     def _is_fetched(self, track: Track) -> bool:
         """Whether the peer still fetches a Track: a relay that fills its cache by FETCH may take
@@ -434,6 +437,7 @@ class Responder:
         request.state = State.TERMINATED
         self._peer_requests -= 1
         self._pending_updates.pop(request_id, None)
+        self._fetch_requests.discard(request_id)
         self._namespaces.pop(request_id, None)
         delivery = self._subscriptions.pop(request_id, None)
         if delivery is not None:
@@ -456,8 +460,11 @@ _STREAM_CODES: dict[int, StreamCode] = {
 
 
 def _refuse_reserved(namespace: TrackNamespace) -> None:
-    """Namespaces whose first field begins with a dot are reserved (§2.4.3); we define none."""
-    if namespace and namespace[0].startswith(b"."):
+    """Refuse what never reaches the application; other names with a dot are its to judge (§2.4.3).
+
+    We define no Track of `.session`.
+    """
+    if namespace and namespace[0] in (b".", b".session"):
         raise DoesNotExist("the namespace is reserved")
 
 
@@ -468,30 +475,3 @@ def _largest(largest: Location | None) -> Parameters:
 def _error_message(error: RequestError) -> messages.RequestError:
     retry = 0 if error.retry_after_ms is None else error.retry_after_ms + 1
     return messages.RequestError(error.code, retry, error.reason, None)
-
-
-def _fetch_span(track: Track, chosen: LocationFilter | None) -> Range:
-    if track.largest is None:
-        raise InvalidRange("nothing was published yet")
-    span = (chosen or LocationFilter.none()).for_fetch(track.largest)
-    if span is None:
-        raise InvalidRange(f"the range is empty; the Largest Object is {track.largest}")
-    return span
-
-
-def _fetch_end(track: Track, span: Range) -> tuple[Location, bool]:
-    """End Location of a FETCH_OK, and whether the Track ends there (§9.12)."""
-    end = span.end
-    assert end is not None
-    if track.final is not None and end >= track.final:
-        return max(track.final, span.start), True
-    if end.object == MAX_VI64:
-        if track.first_unknown(max(span.start, Location(end.group, 0)), end) is not None:
-            return end, False  # a cache that does not know how far the Group goes
-        # A whole Group: the largest Object known of it, status included.
-        group = track.groups.get(end.group)
-        if group is not None and group.object_ids:
-            return max(Location(end.group, group.object_ids[-1]), span.start), False
-        before = preceding(Location(end.group, 0))
-        return max(span.start, before or span.start), False
-    return end, False

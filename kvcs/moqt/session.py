@@ -244,9 +244,10 @@ class Session:
         self.wake()
 
     def act(self, action: Action) -> None:
-        """Do ``action`` ahead of all Objects."""
-        self._outbox.append(action)
-        self.wake()
+        """Do ``action`` ahead of all Objects; nothing once the session is over."""
+        if not self.closed:
+            self._outbox.append(action)
+            self.wake()
 
     def tell_time(self, now: float) -> None:
         """Take over the caller's clock."""
@@ -362,6 +363,8 @@ class Session:
         self.closed = True
         self._events.append(SessionClosed(code, reason, by_peer))
         self.responder.session_ended()
+        self.requester.session_ended()
         self.requests.clear()
+        self.data_streams.clear()
         self._senders.clear()
         self._timers.clear()

@@ -10,7 +10,13 @@ from kvcs.moqt.store import Track
 _TABLES = {
     "requests": ("_by_id", "_by_stream", "_arriving", "_waiting"),
     "requester": ("_expected", "_namespaces", "_done", "_fetch_finished"),
-    "responder": ("_subscriptions", "_fetches", "_namespaces", "_pending_updates"),
+    "responder": (
+        "_subscriptions",
+        "_fetches",
+        "_fetch_requests",
+        "_namespaces",
+        "_pending_updates",
+    ),
     "data_streams": ("_streams", "_aliases", "_fetches", "_early", "_rules"),
 }
 

@@ -39,6 +39,7 @@ from kvcs.kv import (
     Descriptor,
     Manifest,
     ManifestCadence,
+    ManifestLimits,
     Prefix,
     PublicationNamespace,
     Scheme,
@@ -58,6 +59,8 @@ from kvcs.publisher import (
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server, connect, serve
+from kvcs.relay.server import Relay, RelaySettings
+from kvcs.relay.settings import RelayLimits
 from kvcs.subscriber import (
     Cache,
     CacheProgress,
@@ -88,6 +91,7 @@ __all__ = [
     "Layer",
     "Manifest",
     "ManifestCadence",
+    "ManifestLimits",
     "MissingBlocks",
     "ObjectError",
     "Prefix",
@@ -101,6 +105,9 @@ __all__ = [
     "Publisher",
     "PublisherSettings",
     "QuicSettings",
+    "Relay",
+    "RelayLimits",
+    "RelaySettings",
     "RequestError",
     "Scheme",
     "Scope",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import kvcs
-from kvcs.cli import certs, inspect, keygen, listing, publish, retrieve
+from kvcs.cli import certs, demo, inspect, keygen, listing, publish, relay, retrieve
 from kvcs.cli.failures import ExitCode, report
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for group in (keygen, certs, inspect, publish, retrieve, listing):
+for group in (keygen, certs, inspect, relay, publish, retrieve, listing, demo):
     group.register(app)
 
 

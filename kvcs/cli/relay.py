@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from kvcs.cli.options import LinesOption, parse_address
 from kvcs.cli.output import Output
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import Relay, RelaySettings
+from kvcs.relay.settings import RelayLimits
 
 MIB = 2**20
 
@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
             port=port,
             cert=cert,
             key=key,
-            cache_octets=cache_mib * MIB,
+            limits=RelayLimits(cache_octets=cache_mib * MIB),
             allow_anyone=allow_anyone,
         )
         told = Lines(lines)
@@ -55,4 +55,4 @@ def register(app: typer.Typer) -> None:
             told.event("listening", url=running.url)
             if not lines:
                 output.note(f"relay listening on {running.url}")
-            await asyncio.Event().wait()
+            await running.closed()

@@ -7,11 +7,10 @@ import os
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-import structlog
-
 from kvcs.errors import UsageError
 from kvcs.moqt import events
 from kvcs.moqt.settings import SessionSettings
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server
@@ -19,7 +18,7 @@ from kvcs.relay.core import RelayCore
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import RelayStats
 
-_log = structlog.get_logger("kvcs.relay")
+_log = get_logger("kvcs.relay")
 
 Path = str | os.PathLike[str]
 

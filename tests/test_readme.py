@@ -1,0 +1,141 @@
+"""The README is true: its commands and its Python are run as they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvcs
+from tests.certificates import write_pem
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(marker: str) -> str:
+    """The code block behind an HTML comment ``marker``."""
+    found = re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found is not None, f"README has no block marked {marker}"
+    return found[1]
+
+
+def command_environment(folder: Path) -> dict[str, str]:
+    """An environment in which ``kvcs`` is this checkout's."""
+    shim = folder / "bin" / "kvcs"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvcs "$@"\n')
+    shim.chmod(0o755)
+    path = os.pathsep.join([str(shim.parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def test_shell_commands_run_as_written(tmp_path: Path) -> None:
+    shutil.copy(
+        ROOT / "tests" / "data" / "smollm2-135m.safetensors", tmp_path / "cache.safetensors"
+    )
+    script = block("shell").replace("4433", str(_free_port()))
+    result = _run_script(f"set -e\n{script}", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "octet by octet" in result.stdout
+    received = kvcs.load_kv_file(tmp_path / "received.safetensors")
+    sent = kvcs.load_kv_file(tmp_path / "cache.safetensors")
+    assert received.blocks == sent.blocks
+    part = kvcs.load_kv_file(tmp_path / "part.safetensors", partial=True)
+    assert list(part.layers) == list(range(4, 12))
+    assert np.array_equal(
+        part.layers[5].k.view(np.uint16), sent.layers[5].k[: part.tokens].view(np.uint16)
+    )
+
+
+def _run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script whose background jobs end with it: all are in one process group."""
+    process = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=command_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        status = process.wait(timeout=50)
+    finally:
+        # The jobs hold the pipes open; they were started here, and end with their group.
+        os.killpg(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    return subprocess.CompletedProcess(script, status, out, err)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+async def test_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = write_pem(tmp_path / "certs")
+    monkeypatch.chdir(tmp_path)
+    tokens = 40
+    rng = np.random.default_rng(2)
+    seen: dict[int, tuple[Any, Any]] = {}
+    done = asyncio.Event()
+    names: dict[str, Any] = {
+        "scope_key": bytes(range(32)),
+        "token_ids": list(range(tokens)),
+        "attend": lambda index, k, v: seen.__setitem__(index, (k, v)),
+        "until_done": done.wait,
+    }
+    exec(textwrap.dedent(block("python")), names)
+    prefix: kvcs.Prefix = names["prefix"]
+    whole = prefix.blocks * prefix.descriptor.block_tokens
+    shape = (whole, prefix.descriptor.kv_heads, prefix.descriptor.head_dim)
+    dtype = prefix.descriptor.numpy_dtype
+    layers = [
+        (rng.standard_normal(shape).astype(dtype), rng.standard_normal(shape).astype(dtype))
+        for _ in range(prefix.descriptor.layers)
+    ]
+    names["prefill"] = lambda: iter(layers)
+    async with kvcs.serve("127.0.0.1", 0, cert=pem.cert, key=pem.key) as server:
+        # The README's producer goes through a relay; here the server takes its place on both ends.
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            for layer, (k, v) in enumerate(layers):
+                await segment.put(layer, k, v)
+            await names["consumer"](server.url)
+    assert sorted(seen) == list(range(prefix.descriptor.layers))
+    assert all(seen[layer][0].tobytes() == layers[layer][0].tobytes() for layer in seen), (
+        "the consumer's layers are the producer's"
+    )
+
+
+def test_scripts_that_the_readme_names_exist() -> None:
+    for path in re.findall(r"\b(?:scripts|tests|certs)/[\w./-]+\w", README):
+        assert (ROOT / path).exists() or path.startswith("certs/"), path
+
+
+def test_limits_that_the_readme_names_exist() -> None:
+    known = {
+        "PublisherSettings": kvcs.PublisherSettings,
+        "SubscriberSettings": kvcs.SubscriberSettings,
+        "QuicSettings": kvcs.QuicSettings,
+        "SessionSettings": kvcs.SessionSettings,
+        "ManifestLimits": kvcs.ManifestLimits,
+        "RelayLimits": kvcs.RelayLimits,
+    }
+    for owner, name in re.findall(r"`(\w+(?:Settings|Limits))\.(\w+)`", README):
+        assert name in known[owner].__dataclass_fields__, f"{owner}.{name}"

@@ -217,6 +217,18 @@ async def test_many_clients_share_one_socket(files: PemFiles) -> None:
     assert server.listener.connections == 0
 
 
+async def test_a_client_may_change_its_connection_id(files: PemFiles) -> None:
+    server = await serve(files)
+    client = await connect(server)
+    accepted = await server.receiver()
+    for index in range(12):
+        client.transport._quic.change_connection_id()
+        client.transport.send(2 + 4 * index, b"by another ID", True)
+        client.transport.flush()
+        await finished(accepted, 2 + 4 * index)
+    await end(server, client)
+
+
 async def test_a_client_may_change_its_address(files: PemFiles) -> None:
     server = await serve(files)
     shim = await Shim.start(server.port)

@@ -167,8 +167,8 @@ async def test_half_open_connections_are_bounded_and_time_out(files: PemFiles) -
         while server.listener.connections:
             assert await loop.sock_recv(stranger, 65_535), "its first flight, again, then a close"
     assert not server.receivers
-    client = await connect(server)
-    await end(server, client)
+    clients = [await connect(server), await connect(server)]
+    await end(server, *clients)
 
 
 async def test_garbage_leaves_no_state(files: PemFiles) -> None:

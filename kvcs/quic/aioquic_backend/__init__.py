@@ -6,6 +6,8 @@ listener = await listen_quic("127.0.0.1", 4433, receiver_factory=..., cert=..., 
 
 from __future__ import annotations
 
+import logging
+
 from kvcs.quic.aioquic_backend.client import connect_quic
 from kvcs.quic.aioquic_backend.driver import Negotiated
 from kvcs.quic.aioquic_backend.server import AioquicListener, listen_quic
@@ -20,3 +22,7 @@ __all__ = [
     "connect_quic",
     "listen_quic",
 ]
+
+# The library warns of each failed handshake, which we report as an exception. Without a handler
+# the standard library would print it, and kvcs is silent unless its user configures logging.
+logging.getLogger("quic").addHandler(logging.NullHandler())

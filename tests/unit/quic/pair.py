@@ -51,6 +51,7 @@ class VirtualClock:
         self._now = 1000.0
         self._calls: list[tuple[float, int, Call]] = []
         self._order = itertools.count()
+        self.ran = 0
 
     def time(self) -> float:
         """Now."""
@@ -72,6 +73,7 @@ class VirtualClock:
                 continue
             assert when <= end, f"not done within {limit} s"
             self._now = max(self._now, when) + 1e-6
+            self.ran += 1
             call.callback()
 
     def run_for(self, seconds: float) -> None:
@@ -209,6 +211,7 @@ class Pair:
             original_destination_connection_id=self.client.quic.original_destination_connection_id,
         )
         for side, settings in ((self.client, client), (self.server, server)):
+            side.connection_ids.append(side.quic.host_cid)
             side.transport = AioquicTransport(
                 side.quic,
                 wire=side,

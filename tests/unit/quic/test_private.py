@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 
 import pytest
+from aioquic.quic import connection
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.recovery import QuicPacketPacer
 
@@ -39,6 +41,12 @@ def test_known_releases_are_taken(version: str) -> None:
 def test_other_releases_are_refused(version: str) -> None:
     with pytest.raises(ImportError, match=r"aioquic 1\.7\.x"):
         check_version(version)
+
+
+def test_the_library_does_not_print_where_nobody_configured_logging() -> None:
+    logger = logging.getLogger("quic")
+    assert any(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+    assert 'logging.getLogger("quic")' in inspect.getsource(connection)
 
 
 def test_streams_are_walked_in_one_place_only() -> None:
@@ -346,6 +354,16 @@ def test_a_path_that_drops_all_probes_stays_at_the_smallest_size() -> None:
     pair.clock.run_for(10.0)
     assert pair.client.transport.datagram_size == 1200
     assert pair.client.ending is None
+
+
+def test_a_probe_after_silence_is_not_called_lost_too_early() -> None:
+    pair = Pair()
+    pair.clock.run_for(5.0)
+    outcome: list[bool] = []
+    pair.client.send(pair.client.quic.probe(1300, pair.clock.time(), outcome.append))
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: bool(outcome))
+    assert outcome == [True]
 
 
 def test_facts_of_the_path_are_read() -> None:

@@ -90,6 +90,18 @@ def test_nothing_is_delivered_after_close() -> None:
     assert ends(server.receiver) == [("closed", 0, "enough", False)]
 
 
+def test_the_owner_hears_of_connection_ids() -> None:
+    pair = Pair()
+    assert len(pair.server.connection_ids) == 8, "as many as the library lets a peer use"
+    first = set(pair.server.connection_ids)
+    for _ in range(2):
+        pair.client.quic.change_connection_id()
+        pair.client.transport.flush()
+        pair.clock.run_for(0.1)
+    now = set(pair.server.connection_ids)
+    assert (len(now), len(first - now), len(now - first)) == (8, 2, 2)
+
+
 # Sending
 
 
@@ -193,6 +205,17 @@ def test_nothing_is_built_while_the_wire_is_blocked() -> None:
     pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
 
 
+def test_a_blocked_wire_costs_no_wake_ups() -> None:
+    pair = Pair()
+    pair.client.blocked = True
+    pair.server.transport.send(3, b"to be acknowledged", False)
+    pair.server.transport.flush()
+    pair.clock.run_until(lambda: 3 in pair.client.receiver.data)
+    before = pair.clock.ran
+    pair.clock.run_for(0.5)
+    assert pair.clock.ran - before < 50, "an acknowledgement that is due does not spin"
+
+
 def test_a_transfer_survives_loss() -> None:
     pair = Pair()
     pair.client.drop, pair.server.drop = lossy(1, 0.05), lossy(2, 0.05)
@@ -281,6 +304,18 @@ def test_a_stop_after_the_end_is_quiet() -> None:
     pair.server.transport.stop_sending(6, 5)
     pair.clock.run_for(0.2)
     assert pair.client.receiver.calls == [("connected",)]
+
+
+def test_a_lost_stop_is_repeated() -> None:
+    pair = Pair()
+    pair.client.transport.send(2, b"x", False)
+    pair.client.transport.flush()
+    pair.clock.run_for(0.1)
+    pair.server.drop = lambda data: True
+    pair.server.transport.stop_sending(2, 9)
+    pair.server.transport.flush()
+    pair.server.drop = lambda data: False
+    pair.clock.run_until(lambda: ("stop_sending", 2, 9) in pair.client.receiver.calls)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -429,6 +464,25 @@ def test_a_peer_that_breaks_flow_control_is_closed_with_a_transport_error() -> N
     expected = "QUIC error STREAM_LIMIT_ERROR: Too many streams open"
     assert ends(pair.server.receiver) == [("closed", None, expected, False)]
     assert ends(pair.client.receiver) == [("closed", None, expected, True)]
+
+
+def test_a_close_by_the_peer_is_reported_at_once() -> None:
+    pair = Pair()
+    pair.server.transport.close(0, "now")
+    begun = pair.clock.time()
+    pair.clock.run_until(lambda: bool(ends(pair.client.receiver)))
+    assert pair.clock.time() - begun < 1.5 * DELAY
+
+
+def test_an_error_without_a_frame_type_is_no_application_code() -> None:
+    pair = Pair()
+    # What the library does with a frame whose type it cannot read.
+    pair.server.quic.close(error_code=7, frame_type=None, reason_phrase="Malformed frame type")
+    pair.server.transport.flush()
+    pair.clock.run_for(1.0)
+    expected = "QUIC error FRAME_ENCODING_ERROR: Malformed frame type"
+    assert ends(pair.client.receiver) == [("closed", None, expected, True)]
+    assert ends(pair.server.receiver) == [("closed", None, expected, False)]
 
 
 def test_a_long_reason_is_cut_and_a_foul_one_cleaned() -> None:

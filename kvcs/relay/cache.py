@@ -47,12 +47,18 @@ class CachedTrack:
         """Sessions that published the Track to its end: they have nothing new to say of it."""
 
     @property
+    def finished(self) -> bool:
+        """Whether the Track has come to its end, so that its Largest Object is the last one."""
+        track = self.track
+        return track.largest is not None and (
+            track.final is not None or track.ended == PublishDoneCode.TRACK_ENDED
+        )
+
+    @property
     def whole(self) -> bool:
         """Whether the Track has ended and every Object up to its end is here or does not exist."""
         track = self.track
-        if track.largest is None or (
-            track.final is None and track.ended != PublishDoneCode.TRACK_ENDED
-        ):
+        if not self.finished or track.largest is None:
             return False
         end = track.largest if track.final is None else max(track.final, track.largest)
         return track.first_unknown(FIRST, end) is None

@@ -88,8 +88,11 @@ class Consumers:
                 starts.append(chosen.for_subscription(None).start)
         if not starts:
             return None
-        missing = self._owner.track.first_unknown(min(starts), LAST)
-        return None if missing is None else missing[0]
+        track = self._owner.track
+        missing = track.first_unknown(min(starts), LAST)
+        if missing is None or track.next_stored(missing[0], LAST) is not None:
+            return None  # it would bring what is here again: a FETCH names the gaps
+        return missing[0]
 
     def new_group_request(self) -> int | None:
         """NEW_GROUP_REQUEST for upstream, where somebody asks for a new Group."""
@@ -112,7 +115,7 @@ class Consumers:
             responder.answer_track_status(place.request_id, track)
             self._hub.unbind(place)
             return
-        span = self._past(request)
+        span = self.past(request)
         cached = None if span is None else self.known(span)
         if cached is not None:
             stats.hits += cached
@@ -169,7 +172,7 @@ class Consumers:
         outer = location_filter(request.parameters)
         return location_filter(fill) or outer or LocationFilter.none()
 
-    def _past(self, request: Waiting) -> Range | None:
+    def past(self, request: Waiting) -> Range | None:
         """The range of the past that a request asks for."""
         if request.ask is Ask.FETCH:
             chosen = location_filter(request.parameters) or LocationFilter.none()

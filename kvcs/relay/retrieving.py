@@ -17,7 +17,7 @@ from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import RequestCode, StreamCode
 from kvcs.moqt.intervals import LAST, LocationSet, preceding
 from kvcs.moqt.messages import FetchOk
-from kvcs.moqt.names import GroupOrder, Location
+from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import RangeKind
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.ranges import UnknownRun
@@ -286,6 +286,7 @@ class Retriever:
         end = retrieval.learnt_end()
         if complete and retrieval.intake is not None and end is not None:
             retrieval.intake.complete(end)
+            self._infer_status(end)
         self._report(retrieval, now, complete)
         self._end_request(retrieval, now, cancel=None if complete else StreamCode.CANCELLED)
         unknown = retrieval.left_unknown(self._owner.track)
@@ -295,6 +296,16 @@ class Retriever:
             self._next_candidate(retrieval, now)
         else:
             self._conclude(retrieval, now)
+
+    def _infer_status(self, end: Location) -> None:
+        """Learn from the Largest Object where a complete fill or FETCH did not bring it.
+
+        It exists, and fetch streams carry no statuses: so it is End of Group or End of Track, and
+        nothing follows it in its Group.
+        """
+        track = self._owner.track
+        if end == track.largest and end in track.known and track.get(end) is None:
+            track.learn(end, Location(end.group, MAX_VI64))
 
     def _conclude(self, retrieval: Retrieval, now: float) -> None:
         """Nobody can tell more: readers go on with what there is."""

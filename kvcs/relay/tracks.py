@@ -108,9 +108,9 @@ class RelayTrack:
     def _in_cache(self, request: Waiting) -> bool:
         """Whether the cache alone can serve a request: nothing new can come of what it asks."""
         track, entry = self.track, self._entry
-        if entry.whole:
-            new = set(self._hub.publishers(self.name)) - entry.finished_by
-            if not new:
+        if entry.finished and not set(self._hub.publishers(self.name)) - entry.finished_by:
+            span = self.consumers.past(request)
+            if entry.whole if span is None else self.consumers.known(span):
                 if track.ended != PublishDoneCode.TRACK_ENDED:
                     track.reopen()  # its publisher left behind the End of Track
                     track.end(PublishDoneCode.TRACK_ENDED)

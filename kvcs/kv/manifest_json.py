@@ -179,6 +179,12 @@ def _encode_group(digests: bytes) -> bytes:
     return b'["' + digests.hex(",", DIGEST_OCTETS).replace(",", '","').encode("ascii") + b'"]'
 
 
+def _list_octets(blocks: int) -> int:
+    """Size of one Group's list behind another one."""
+    # 64 hex digits, two quotes and a comma each, brackets around them, a comma before the list.
+    return 67 * blocks + 2
+
+
 class _Track:
     """One track's Groups, as octets and as JSON that never changes again."""
 
@@ -278,7 +284,12 @@ class ManifestWriter:
         return self._octets
 
     def add_segment(
-        self, blocks: int, block_keys_sha256: bytes, tracks: Sequence[DataTrack]
+        self,
+        blocks: int,
+        block_keys_sha256: bytes,
+        tracks: Sequence[DataTrack],
+        *,
+        whole: bool = False,
     ) -> int:
         """Add a segment after the last one.
 
@@ -286,6 +297,8 @@ class ManifestWriter:
             blocks: how many blocks it has.
             block_keys_sha256: `Prefix.block_keys_digest` of them.
             tracks: its data tracks.
+            whole: also hold all its lists, and those still to come of former segments, to the
+                limit: once its Objects are out, a list that does not fit comes too late.
 
         Returns:
             The segment's number.
@@ -300,9 +313,18 @@ class ManifestWriter:
         except PublicationError as exc:
             raise UsageError(str(exc)) from exc
         segment = _Segment(entry)
-        self._grow(sum(map(len, segment.parts())))
+        octets = sum(map(len, segment.parts()))
+        if whole:
+            to_come = sum(self._to_come(each) for each in (*self._segments, segment))
+            self._check_room(octets + to_come)
+        self._grow(octets)
         self._segments.append(segment)
         return number
+
+    def _to_come(self, segment: _Segment) -> int:
+        """Octets of the lists that a segment does not have yet."""
+        lists = sum(self._base.layers - len(each.groups) for each in segment.tracks.values())
+        return lists * _list_octets(segment.entry.blocks)
 
     @property
     def blocks(self) -> int:
@@ -330,8 +352,7 @@ class ManifestWriter:
         blocks = segment.entry.blocks
         if len(digests) != blocks or any(len(digest) != DIGEST_OCTETS for digest in digests):
             raise UsageError(f"manifest: {track} layer {layer} needs {blocks} digests of 32 octets")
-        # 64 hex digits, two quotes and a comma each, brackets around them, a comma before the list.
-        self._grow(67 * blocks + 1 + (layer > 0))
+        self._grow(_list_octets(blocks) - (layer == 0))
         lists.add(joined)
         return layer
 
@@ -395,12 +416,15 @@ class ManifestWriter:
             raise UsageError(f"manifest: there is no segment {number}")
         return self._segments[number]
 
-    def _grow(self, octets: int) -> None:
+    def _check_room(self, octets: int) -> None:
         if self._octets + octets > self._max_octets:
             raise UsageError(
                 f"manifest would have {self._octets + octets} octets, limit {self._max_octets};"
                 " use larger blocks"
             )
+
+    def _grow(self, octets: int) -> None:
+        self._check_room(octets)
         self._octets += octets
 
 

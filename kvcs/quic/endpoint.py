@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from kvcs.errors import UsageError
+from kvcs.errors import ConnectionFailed, UsageError
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event
 from kvcs.moqt.settings import ALPN, Role, SessionSettings
@@ -93,8 +93,13 @@ async def open_connection(
     try:
         async with asyncio.timeout(quic.connect_timeout):
             await connection.established()
-    except BaseException:
+    except TimeoutError as exc:
         await connection.close(SessionCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
+        raise ConnectionFailed(
+            f"{uri} sent no SETUP within {quic.connect_timeout:g} s; check that it speaks {ALPN}"
+        ) from exc
+    except BaseException:
+        await connection.close()
         raise
     return connection
 

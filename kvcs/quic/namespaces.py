@@ -118,7 +118,10 @@ class Namespaces:
             shared.request_id = None
 
     def _request(self, shared: _Shared) -> None:
-        if shared not in self._shared or not self._connection.is_open:
+        if shared not in self._shared:
+            return
+        if not self._connection.is_open:  # it closed while a try again was due
+            self._fail(shared, self._connection.close_error())
             return
         request_id = self._connection.core.requester.subscribe_namespace(shared.prefix)
         shared.request_id = request_id

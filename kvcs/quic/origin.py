@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
@@ -72,21 +73,31 @@ class Origin:
         Raises:
             RequestError: every session refused it.
             ConnectionClosed: there is no session any more.
+
+        Cancelling withdraws it.
         """
+        if not self._connections:
+            raise ConnectionClosed("there is no session to announce the namespace on")
         self._namespaces.add(namespace)
         self._name_to_subscribers(namespace)
-        pending = {
-            connection: self._announce(connection, namespace) for connection in self._connections
-        }
-        refusals: list[RequestError | ConnectionClosed] = []
-        for connection, request_id in pending.items():
-            try:
-                await connection.reply(request_id)
-            except (RequestError, ConnectionClosed) as exc:
-                refusals.append(exc)
-        if refusals and len(refusals) == len(pending):
-            self._namespaces.discard(namespace)
-            raise refusals[0]
+        try:
+            # All at once: an answer that comes before it is waited for would be lost.
+            answers = await asyncio.gather(
+                *(
+                    connection.reply(self._announce(connection, namespace))
+                    for connection in self._connections
+                ),
+                return_exceptions=True,
+            )
+            failures = [answer for answer in answers if isinstance(answer, BaseException)]
+            for failure in failures:
+                if not isinstance(failure, RequestError | ConnectionClosed):
+                    raise failure
+            if len(failures) == len(answers):
+                raise failures[0]
+        except BaseException:
+            self.remove_namespace(namespace)
+            raise
 
     def offer_namespace(self, namespace: TrackNamespace) -> None:
         """Announce a namespace without waiting: a listening server, whose peers may refuse."""

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from kvcs.errors import StoreFull, UsageError
 from kvcs.moqt.stored import StoreBudget
 
+COPIES_SHARE = (7, 8)
+"""With a spill folder, copies take at most this part of the budget: what is spilled needs
+bookkeeping in memory, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -34,33 +38,52 @@ class LayerMemory:
     """
 
     def __init__(self, budget: StoreBudget, spill: str | os.PathLike[str] | None) -> None:
-        if spill is not None and not os.access(spill, os.W_OK | os.X_OK):
+        if spill is not None and not (os.path.isdir(spill) and os.access(spill, os.W_OK | os.X_OK)):
             raise UsageError(f"the spill folder {os.fspath(spill)!r} cannot be written")
         self.budget = budget
         self._spill = spill
 
+    def reserve(self, octets: int) -> None:
+        """Take octets of the budget for bookkeeping; ``budget.release`` gives them back.
+
+        Raises:
+            StoreFull: they do not fit and nothing can be freed.
+        """
+        self.budget.reserve(octets)
+
     def room(self, octets: int) -> Room:
-        """Room for ``octets``.
+        """Room for ``octets`` of copies.
+
+        Past the budget they go to the spill folder. Without one, or where that is full, finished
+        publications make room.
 
         Raises:
             StoreFull: neither memory nor the spill folder has it.
         """
-        try:
+        if self._spill is not None and not self._fits(octets):
+            try:
+                return Room(self._file(self._spill, octets), 0)
+            except StoreFull as full:
+                try:
+                    self.budget.reserve(octets)
+                except StoreFull:
+                    raise full from None
+        else:
             self.budget.reserve(octets)
-        except StoreFull:
-            if self._spill is None or octets == 0:
-                raise
-            return Room(self._file(octets), 0)
         return Room(memoryview(bytearray(octets)), octets)
 
-    def _file(self, octets: int) -> memoryview:
-        assert self._spill is not None
-        with tempfile.TemporaryFile(dir=self._spill) as file:
-            try:
+    def _fits(self, octets: int) -> bool:
+        part, whole = COPIES_SHARE
+        return whole * (self.budget.used + octets) <= part * self.budget.limit
+
+    @staticmethod
+    def _file(folder: str | os.PathLike[str], octets: int) -> memoryview:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
                 # Blocks are taken now: a full disk must be an error here, not a fault on access.
                 os.posix_fallocate(file.fileno(), 0, octets)
-            except OSError as exc:
-                raise StoreFull(
-                    f"{octets} octets fit neither the store nor the spill folder: {exc.strerror}"
-                ) from exc
-            return memoryview(mmap.mmap(file.fileno(), octets))
+                return memoryview(mmap.mmap(file.fileno(), octets))
+        except OSError as exc:
+            raise StoreFull(
+                f"{octets} octets fit neither the store nor the spill folder: {exc.strerror}"
+            ) from exc

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvcs.errors import UsageError
+from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.kv import MANIFEST, ManifestCadence, ManifestWriter, Prefix, holder_uri
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
 from kvcs.moqt.errors import PublishDoneCode
@@ -24,6 +24,9 @@ _log = get_logger("kvcs.publisher")
 
 MANIFEST_PRIORITY = 0
 """Publisher Priority of the manifest track (KVCS "Objects")."""
+
+MAX_REASON = 200
+"""Characters of the reason of an abort that go on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Publication:
         max_data_octets: int,
         first_segment_blocks: int,
         deterministic: bool,
+        check_sessions: Callable[[], None],
     ) -> None:
         self.prefix = prefix
         self.publication_id = secrets.token_bytes(PUBLICATION_ID_OCTETS)
@@ -74,6 +78,7 @@ class Publication:
         self._memory = memory
         self._cadence = cadence
         self._max_data_octets = max_data_octets
+        self._check_sessions = check_sessions
         self._properties = KeyValues.of(
             [(Property.MAX_CACHE_DURATION, max(1, round(retention * 1000)))]
         )
@@ -111,9 +116,11 @@ class Publication:
             blocks: whole blocks; by default all that segment 0 has, or that are left.
 
         Raises:
-            UsageError: the prefix has not so many blocks left, or the publication has ended.
+            UsageError: the prefix has not so many blocks left, the manifest has no room for so
+                many, or the publication has ended.
+            ConnectionClosed: every session has ended.
         """
-        self._check_open()
+        self.check_open()
         if not self._first_taken:
             first = self._segments[0]
             if blocks is not None and blocks != first.blocks:
@@ -146,11 +153,14 @@ class Publication:
 
         PUBLISH_DONE carries INTERNAL_ERROR and the reason, open streams are reset and the
         namespace is withdrawn. Quiet once the publication has ended.
+
+        Args:
+            reason: goes to every subscriber and to relays in the clear.
         """
         if self._closed:
             return
         self.aborted = reason
-        self._end(PublishDoneCode.INTERNAL_ERROR, reason[:200])
+        self._end(PublishDoneCode.INTERNAL_ERROR, reason[:MAX_REASON], abandoned=True)
         _log.warning("publication_aborted", publication=self.publication_id.hex(), reason=reason)
 
     # Facts
@@ -186,14 +196,25 @@ class Publication:
 
         Args:
             waits: for each origin, whether its peers' answer is waited for.
+
+        Raises:
+            RequestError: all of them refused, and the others are no sessions any more.
+            ConnectionClosed: there is no session any more.
         """
-        for origin, wait in zip(self._origins, waits, strict=True):
+        for origin in self._origins:
             for track in self._tracks:
                 origin.add_track(track)
-            if wait:
-                await origin.add_namespace(self.namespace)
-            else:
-                origin.offer_namespace(self.namespace)
+        answers = await asyncio.gather(
+            *(
+                self._announce(origin, wait)
+                for origin, wait in zip(self._origins, waits, strict=True)
+            )
+        )
+        failures = [answer for answer in answers if answer is not None]
+        if len(failures) == len(answers):
+            raise next((each for each in failures if isinstance(each, RequestError)), failures[0])
+        for failure in failures:
+            _log.warning("announcement_failed", reason=str(failure))
         _log.info(
             "publication_announced",
             publication=self.publication_id.hex(),
@@ -208,15 +229,19 @@ class Publication:
             drain: seconds to wait for subscribers to get what they have asked for.
 
         Raises:
-            UsageError: a segment lacks layers.
+            UsageError: a segment lacks layers; then it is aborted.
         """
         if self._closed:
             return
-        await self.finish()
+        try:
+            await self.finish()
+        except UsageError:
+            self.abort("the producer left before every layer was published")
+            raise
         self._end(PublishDoneCode.TRACK_ENDED, "")
         try:
             async with asyncio.timeout(drain):
-                while any(track.listeners for track in self._tracks):
+                while any(track.followed for track in self._tracks):
                     self._unfollowed.clear()
                     await self._unfollowed.wait()
         except TimeoutError:
@@ -237,7 +262,24 @@ class Publication:
         self._memory.budget.release(self._charged)
         self._charged = 0
 
+    @property
+    def held_octets(self) -> int:
+        """Octets of the budget that are given back when it is released."""
+        return self._charged
+
     # What its segments call
+
+    def check_open(self) -> None:
+        """Check that Objects can be published and that somebody may get them.
+
+        Raises:
+            UsageError: it has ended.
+            ConnectionClosed: every session has ended.
+        """
+        if self._closed:
+            why = "" if self.aborted is None else f": {self.aborted}"
+            raise UsageError(f"the publication has ended{why}")
+        self._check_sessions()
 
     @property
     def is_open(self) -> bool:
@@ -269,8 +311,9 @@ class Publication:
 
         Raises:
             UsageError: the publication has ended meanwhile.
+            ConnectionClosed: every session has.
         """
-        self._check_open()
+        self.check_open()
         self._charged += octets
 
     def new_track(self, name: bytes) -> Track:
@@ -293,10 +336,16 @@ class Publication:
 
     # Inner workings
 
-    def _check_open(self) -> None:
-        if self._closed:
-            why = "" if self.aborted is None else f": {self.aborted}"
-            raise UsageError(f"the publication has ended{why}")
+    async def _announce(self, origin: Origin, wait: bool) -> RequestError | ConnectionClosed | None:
+        """Announce on one origin; what came of it if it failed."""
+        if not wait:
+            origin.offer_namespace(self.namespace)
+            return None
+        try:
+            await origin.add_namespace(self.namespace)
+        except (RequestError, ConnectionClosed) as exc:
+            return exc
+        return None
 
     def _add_segment(self, blocks: int) -> Segment:
         segment = Segment(self, len(self._segments), self._writer.blocks, blocks)
@@ -304,6 +353,7 @@ class Publication:
             blocks,
             self.prefix.block_keys_digest(segment.first_block, blocks),
             segment.track_names,
+            whole=True,
         )
         self._segments.append(segment)
         for track in segment.tracks:
@@ -329,11 +379,11 @@ class Publication:
         for segment in self._segments:
             segment.layers_in_manifest = segment.layers_put
 
-    def _end(self, status: int, reason: str) -> None:
+    def _end(self, status: int, reason: str, *, abandoned: bool = False) -> None:
         if self._closed:
             return
         self._closed = True
         for track in self._tracks:
-            track.end(status, reason)
+            track.end(status, reason, abandoned=abandoned)
         for origin in self._origins:
             origin.remove_namespace(self.namespace)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kvcs.errors import UsageError
+from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kv import MAX_DATA_OCTETS, ManifestCadence, Prefix
 from kvcs.moqt.stored import StoreBudget
+from kvcs.observe import get_logger
 from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.publication import Publication
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server
+
+_log = get_logger("kvcs.publisher")
+
+ABORT_SECONDS = 1.0
+"""Longest wait for an abort to reach the peers before their sessions may close."""
 
 GIB = 2**30
 MIB = 2**20
@@ -70,7 +77,7 @@ class Publisher:
         if not sessions:
             raise UsageError("a Publisher needs at least one session or server")
         self.settings = PublisherSettings() if settings is None else settings
-        self._sessions = sessions
+        self._sessions = tuple(dict.fromkeys(sessions))
         self._publications: list[Publication] = []
         self._memory = LayerMemory(
             StoreBudget(self.settings.store_octets, self._make_room), self.settings.spill
@@ -79,7 +86,7 @@ class Publisher:
     @property
     def publications(self) -> tuple[Publication, ...]:
         """Publications that are open, oldest first."""
-        return tuple(self._publications)
+        return tuple(each for each in self._publications if each.is_open)
 
     @property
     def held_octets(self) -> int:
@@ -97,7 +104,8 @@ class Publisher:
         """Announce a publication of ``prefix``; leaving the context ends it.
 
         Left in good order, it waits for its subscribers as long as `PublisherSettings.drain` says.
-        Left by an exception, it is aborted and subscribers are told.
+        Left by an exception, it is aborted and subscribers are told; of the exception they get the
+        name of its class, never its text, which may hold what is not theirs to read.
 
         Args:
             prefix: whose cache is produced.
@@ -109,8 +117,8 @@ class Publisher:
         Raises:
             RequestError: every session refused the announcement.
             ConnectionClosed: there is no session any more.
-            UsageError: ``first_segment_blocks`` is not among the prefix's, or the publication is
-                left before every layer was put.
+            UsageError: ``first_segment_blocks`` is not among the prefix's, the manifest would be
+                too large, or the publication is left before every layer was put.
         """
         publication = Publication(
             prefix,
@@ -124,6 +132,7 @@ class Publisher:
             if first_segment_blocks is None
             else first_segment_blocks,
             deterministic=deterministic,
+            check_sessions=self._check_sessions,
         )
         self._publications.append(publication)
         try:
@@ -132,11 +141,34 @@ class Publisher:
             yield publication
             await publication.close(self.settings.drain)
         except BaseException as exc:
-            publication.abort(type(exc).__name__ if not str(exc) else str(exc))
+            publication.abort(f"the producer failed ({type(exc).__name__})")
+            await self._flush()
             raise
         finally:
             publication.release()
             self._publications.remove(publication)
+
+    def _check_sessions(self) -> None:
+        """Check that there is a session left.
+
+        Raises:
+            ConnectionClosed: every one has ended.
+        """
+        error: ConnectionClosed | None = None
+        for session in self._sessions:
+            if isinstance(session, Server) or session.is_open:
+                return
+            error = session.close_error()
+        if error is not None:
+            raise error
+
+    async def _flush(self) -> None:
+        """Let the peers acknowledge what was said, for a short time."""
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await asyncio.gather(*(session.drain() for session in self._sessions))
+        except TimeoutError:
+            _log.debug("abort_not_acknowledged")
 
     def _make_room(self, octets: int) -> None:
         """Retire complete publications, oldest first, until ``octets`` are free."""
@@ -144,5 +176,5 @@ class Publisher:
         for publication in list(self._publications):
             if self._memory.budget.used <= target:
                 return
-            if publication.complete:
+            if publication.complete and publication.held_octets:
                 publication.retire()

@@ -110,6 +110,7 @@ class Segment:
             UsageError: another layer is due, a shape or dtype is wrong, or the publication has
                 ended. Nothing of the layer is published.
             StoreFull: the copies fit neither the store nor the spill folder.
+            ConnectionClosed: every session of the Publisher has ended.
 
         Cancelling leaves the layer unpublished; it may be put again.
         """
@@ -118,6 +119,11 @@ class Segment:
         self._expected = layer + 1
         try:
             async with self._turn:
+                if layer != self.layers_put:
+                    raise UsageError(
+                        f"layer {layer} of segment {self.number} was put while layer"
+                        f" {self.layers_put} was on its way, which failed; put that again first"
+                    )
                 await self._publish(layer, arrays, lend)
         except BaseException:
             if self.layers_put <= layer:
@@ -139,9 +145,7 @@ class Segment:
     # Inner workings
 
     def _check_turn(self, layer: int) -> None:
-        if not self._publication.is_open:
-            why = self._publication.aborted
-            raise UsageError("the publication has ended" + (f": {why}" if why else ""))
+        self._publication.check_open()
         layers = self._descriptor.layers
         if not 0 <= layer < layers:
             raise UsageError(f"layer {layer} does not exist; the model has layers 0..{layers - 1}")
@@ -172,7 +176,7 @@ class Segment:
         publication = self._publication
         octets = sum(array.nbytes for array in arrays)
         bookkeeping = OBJECT_BOOKKEEPING_OCTETS * self.blocks * len(self.track_names)
-        publication.memory.budget.reserve(bookkeeping)
+        publication.memory.reserve(bookkeeping)
         charged = bookkeeping
         try:
             held = arrays

@@ -1,0 +1,533 @@
+"""What a Publisher puts on the wire, and what `put` takes, keeps and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import kvcs
+from kvcs.kv import MANIFEST
+from kvcs.moqt import events
+from kvcs.moqt.data import SubgroupHeader
+from kvcs.moqt.errors import PublishDoneCode, RequestCode
+from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.names import Location
+from kvcs.moqt.objects import ObjectStatus
+from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.properties import Property
+from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.quic.connection import Connection, PeerRequest
+from tests.builders import QUICK, put, same, tensors, toy_descriptor, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.kv_fixtures import accepting, joined, serving, subscribe
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+LIVE = Parameters.of(location_filter=LocationFilter.next_object())
+LAYER_OCTETS = 2 * 3 * 128
+"""Tensor octets of one layer of the toy."""
+BOOKKEEPING = 2 * 3 * OBJECT_BOOKKEEPING_OCTETS
+"""What the Objects of one layer of the toy cost beside."""
+
+
+async def layers_of(
+    connection: kvcs.Connection, prefix: kvcs.Prefix, **options: Any
+) -> list[kvcs.Layer]:
+    """Every layer of a publication."""
+    async with kvcs.Subscriber(connection, settings=QUICK).open(prefix, **options) as cache:
+        return [layer async for layer in cache]
+
+
+# The wire
+
+
+async def test_a_data_track_is_one_stream_a_layer_in_the_order_of_the_draft(
+    files: PemFiles,
+) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    settings = kvcs.PublisherSettings(retention=7.0)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server, settings=settings).publish(prefix) as publication:
+            tape, reply = await subscribe(client, publication.namespace, b"k.raw.s0", LIVE)
+            await put(await publication.segment(), toy)
+        done = await tape.until_done()
+    properties = dict(reply.track_properties.items)
+    assert properties == {Property.MAX_CACHE_DURATION: 7000}  # and no delivery time-out
+    assert done.status == PublishDoneCode.TRACK_ENDED
+    headers = {}
+    for header in tape.streams.values():
+        assert isinstance(header, SubgroupHeader)
+        headers[header.group_id] = header
+    assert len(tape.streams) == 5 and sorted(headers) == [0, 1, 2, 3, 4]
+    for group, header in headers.items():
+        assert (header.subgroup_id, header.end_of_group) == (0, True)
+        assert header.publisher_priority == (0, 32, 64, 96, 127)[group]
+    by_stream: dict[int, list[tuple[int, int, ObjectStatus]]] = {}
+    for read in tape.objects:
+        place = (read.header.group_id, read.header.object_id, read.header.status)
+        by_stream.setdefault(read.stream_id, []).append(place)
+    layer = [(block, ObjectStatus.NORMAL) for block in range(3)] + [(3, ObjectStatus.END_OF_GROUP)]
+    assert sorted(by_stream.values()) == [
+        *[[(group, *each) for each in layer] for group in range(4)],
+        [(4, 0, ObjectStatus.END_OF_TRACK)],
+    ]
+    assert set(tape.ends.values()) == {None}
+    assert [bytes(read.payload) for read in tape.objects if not read.is_status] == [
+        toy.objects[track, Location(group, block)]
+        for group in range(4)
+        for block in range(3)
+        for track in toy.segments[0][:1]
+    ]
+
+
+async def test_the_five_fields_are_announced(files: PemFiles) -> None:
+    announced: asyncio.Queue[tuple[bytes, ...]] = asyncio.Queue()
+
+    def accept(connection: Connection, request: PeerRequest) -> bool:
+        if not isinstance(request, events.PublishNamespaceReceived):
+            return False
+        announced.put_nowait(request.track_namespace)
+        connection.core.responder.accept(request.request_id)
+        return True
+
+    withdrawn = asyncio.Event()
+    prefix = toy_prefix()
+    async with serving(files, observer=accepting(accept)) as relay:
+        async with joined(relay, files) as session:
+            async with kvcs.Publisher(session).publish(prefix) as publication:
+                namespace = announced.get_nowait()  # announced before `publish` gives anything
+                (server_side,) = relay.connections
+                server_side.on_cancelled(0, lambda _: withdrawn.set())
+                await put(await publication.segment(), toy_publication())
+            async with asyncio.timeout(5):
+                await withdrawn.wait()
+    assert [len(part) for part in namespace] == [6, 16, 32, 32, 16]
+    assert namespace == (*prefix.namespace_prefix(), publication.publication_id)
+
+
+async def test_priorities_stay_a_subscriber_can_use_for_deep_models(files: PemFiles) -> None:
+    toy = toy_publication((1,), layers=300)
+    prefix = toy_prefix(1, descriptor=toy.descriptor)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            tape, _ = await subscribe(client, publication.namespace, b"v.raw.s0", LIVE)
+            await put(await publication.segment(), toy)
+        await tape.until_done()
+    priorities = {read.header.group_id: read.header.publisher_priority for read in tape.objects}
+    assert priorities == {group: 128 * group // 300 for group in range(300)} | {300: 127}
+
+
+# What `put` takes
+
+
+async def test_put_copies_so_an_engine_may_overwrite_its_arrays(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    k, v = (np.empty_like(tensor[0]) for tensor in (toy.k, toy.v))
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            for layer in range(4):
+                k[:], v[:] = tensors(toy, layer)
+                await segment.put(layer, k, v)
+                k[:], v[:] = 0, 0
+            got = await layers_of(client, prefix)
+    assert len(got) == 4 and all(same(layer, toy) for layer in got)
+
+
+async def test_lent_arrays_are_views_and_take_no_room(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    settings = kvcs.PublisherSettings(store_octets=4 * BOOKKEEPING)
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server, settings=settings)
+        async with publisher.publish(prefix) as publication:
+            segment = await publication.segment()
+            for layer in range(4):
+                await segment.put(layer, *tensors(toy, layer), lend=True)
+            assert publisher.held_octets == 4 * BOOKKEEPING
+            assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+            toy.v[2][5] += 1  # the promise is broken: a reader must notice
+            with pytest.raises(kvcs.CacheIncomplete) as caught:
+                await layers_of(client, prefix)
+    assert [str(run) for run in caught.value.missing] == ["v layer 2 blocks 1-1 (tokens 4-7)"]
+
+
+async def test_lent_arrays_must_be_contiguous(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with serving(files) as server:
+        publisher = kvcs.Publisher(server)
+        async with publisher.publish(prefix) as publication:
+            segment = await publication.segment()
+            k, v = tensors(toy, 0)
+            strided = np.asfortranarray(k)
+            with pytest.raises(kvcs.UsageError, match="contiguous"):
+                await segment.put(0, strided, v, lend=True)
+            assert publisher.held_octets == 0
+            await segment.put(0, strided, v)  # copied, it is
+            await put(segment, toy, range(1, 4))
+
+
+class WithArray:
+    """What a framework's tensor shows to numpy."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self._array
+
+
+class WithDlpack:
+    """A tensor that knows DLPack alone."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrapper", [WithArray, WithDlpack])
+async def test_anything_that_shares_host_memory_is_taken(
+    files: PemFiles, wrapper: Callable[[npt.NDArray[Any]], object]
+) -> None:
+    toy = toy_publication(dtype="float32")
+    prefix = toy_prefix(descriptor=toy.descriptor)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            for layer in range(4):
+                k, v = tensors(toy, layer)
+                await segment.put(layer, wrapper(k), wrapper(v))
+            assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+
+
+async def test_latent_attention_has_one_tensor_a_layer(files: PemFiles) -> None:
+    descriptor = toy_descriptor(kv_heads=1, head_dim=24, v_head_dim=0)
+    prefix = toy_prefix(descriptor=descriptor)
+    joint = np.arange(4 * 12 * 24).reshape(4, 12, 1, 24).astype(descriptor.numpy_dtype)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            with pytest.raises(kvcs.UsageError, match="leave v out"):
+                await segment.put(0, joint[0], joint[0])
+            for layer in range(4):
+                await segment.put(layer, joint[layer])
+            got = await layers_of(client, prefix)
+    assert [layer.k.tobytes() for layer in got] == [each.tobytes() for each in joint]
+    assert {layer.v.shape for layer in got} == {(12, 1, 0)}
+
+
+async def test_a_chunked_prefill_is_a_segment_a_pass(files: PemFiles) -> None:
+    toy, prefix = toy_publication((1, 2)), toy_prefix()
+    async with serving(files) as server, joined(server, files) as client:
+        publishing = kvcs.Publisher(server).publish(prefix, first_segment_blocks=1)
+        async with publishing as publication:
+            with pytest.raises(kvcs.UsageError, match="first_segment_blocks"):
+                await publication.segment(blocks=2)
+            await put(await publication.segment(), toy)
+            uri = publication.uri(server.url)
+            reading = asyncio.create_task(layers_of(client, prefix, publication=uri))
+            with pytest.raises(kvcs.UsageError, match="2 of the prefix's 3 blocks are left"):
+                await publication.segment(blocks=3)
+            second = await publication.segment()
+            assert (second.first_block, second.blocks, publication.complete) == (1, 2, False)
+            await put(second, toy)
+            assert publication.complete
+            assert all(same(layer, toy) for layer in await reading)
+            with pytest.raises(kvcs.UsageError, match="0 of the prefix's 3 blocks are left"):
+                await publication.segment()
+
+
+# What `put` refuses
+
+
+async def test_what_put_refuses_changes_nothing(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    k, v = tensors(toy, 0)
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server)
+        async with publisher.publish(prefix) as publication:
+            segment = await publication.segment()
+            for wrong, text in (
+                ((0, k.astype("float16"), v), "k of layer 0: expected dtype bfloat16"),
+                ((0, k, v.astype("float32")), "v of layer 0: expected dtype bfloat16"),
+                ((0, k[:11], v), r"k of layer 0: expected shape \[12, 2, 8\]"),
+                ((0, k, v[:, :1]), r"v of layer 0: expected shape \[12, 2, 8\]"),
+                ((0, k, None), "v of layer 0 is missing"),
+                ((0, "k", v), "expected an array or tensor"),
+                ((1, k, v), "layer 1 of segment 0 came before layer 0"),
+                ((-1, k, v), "layer -1 does not exist"),
+                ((4, k, v), "layer 4 does not exist"),
+            ):
+                with pytest.raises(kvcs.UsageError, match=text):
+                    await segment.put(*wrong)
+            assert (publication.progress.objects, publisher.held_octets) == (0, 0)
+            await segment.put(0, k, v)
+            with pytest.raises(kvcs.UsageError, match="layer 0 of segment 0 was put already"):
+                await segment.put(0, k, v)
+            await put(segment, toy, range(1, 4))
+            assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+    with pytest.raises(kvcs.UsageError, match="the publication has ended"):
+        await segment.put(0, k, v)
+    with pytest.raises(kvcs.UsageError, match="the publication has ended"):
+        await publication.segment()
+
+
+async def test_layers_that_were_put_side_by_side_keep_their_order(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            await asyncio.gather(*(segment.put(at, *tensors(toy, at)) for at in range(4)))
+            assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+
+
+def large_toy() -> Any:
+    """Layers of 2 MiB, which are copied and hashed off the event loop."""
+    return toy_publication((2,), layers=2, kv_heads=8, head_dim=128, block_tokens=256)
+
+
+async def test_put_can_be_cancelled_and_repeated(files: PemFiles) -> None:
+    toy = large_toy()
+    prefix = toy_prefix(2, descriptor=toy.descriptor)
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server)
+        async with publisher.publish(prefix) as publication:
+            segment = await publication.segment()
+            first = asyncio.create_task(segment.put(0, *tensors(toy, 0)))
+            second = asyncio.create_task(segment.put(1, *tensors(toy, 1)))
+            entered = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(entered.set_result, None)
+            await entered  # both have begun: the first copies, the second waits for it
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            # Layer 1 must not slip in before layer 0.
+            with pytest.raises(kvcs.UsageError, match="put that again first"):
+                await second
+            assert (publication.progress.objects, publisher.held_octets) == (0, 0)
+            await put(segment, toy)
+            assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+
+
+# Room
+
+
+async def test_a_full_store_is_said_at_once_and_nothing_is_half_published(
+    files: PemFiles,
+) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    octets = 2 * (LAYER_OCTETS + BOOKKEEPING)
+    settings = kvcs.PublisherSettings(store_octets=octets)
+    async with serving(files) as server:
+        publisher = kvcs.Publisher(server, settings=settings)
+        with pytest.raises(kvcs.StoreFull, match="raise the store's limit"):
+            async with publisher.publish(prefix) as publication:
+                segment = await publication.segment()
+                await put(segment, toy, range(2))
+                try:
+                    await segment.put(2, *tensors(toy, 2))
+                finally:
+                    assert publisher.held_octets == octets
+                    assert publication.progress.layers == 2
+        assert publisher.held_octets == 0
+        assert publication.aborted == "the producer failed (StoreFull)"
+
+
+async def test_copies_beyond_the_store_go_to_the_spill_folder(
+    files: PemFiles, tmp_path: Path
+) -> None:
+    toy = toy_publication(layers=8, head_dim=64, block_tokens=64)
+    prefix = toy_prefix(descriptor=toy.descriptor)
+    layer_octets = toy.k[0].nbytes + toy.v[0].nbytes
+    # Room for the copies of three layers, and for the bookkeeping of all eight.
+    settings = kvcs.PublisherSettings(store_octets=4 * layer_octets, spill=tmp_path)
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server, settings=settings)
+        async with publisher.publish(prefix) as publication:
+            await put(await publication.segment(), toy)
+            assert 3 * layer_octets < publisher.held_octets <= settings.store_octets
+            assert os.listdir(tmp_path) == []  # nothing to clean up, whatever happens
+            assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+        assert publisher.held_octets == 0
+
+
+async def test_a_spill_folder_that_cannot_be_written_is_refused(
+    files: PemFiles, tmp_path: Path
+) -> None:
+    async with serving(files) as server:
+        for wrong in (tmp_path / "absent", files.cert):
+            settings = kvcs.PublisherSettings(spill=wrong)
+            with pytest.raises(kvcs.UsageError, match="cannot be written"):
+                kvcs.Publisher(server, settings=settings)
+
+
+async def test_the_oldest_finished_publication_makes_room(files: PemFiles) -> None:
+    toys = [toy_publication(seed=seed) for seed in range(3)]
+    prefixes = [
+        kvcs.Prefix(toy_prefix().scope, toys[0].descriptor, range(start, start + 12))
+        for start in (0, 100, 200)
+    ]
+    settings = kvcs.PublisherSettings(store_octets=8 * (LAYER_OCTETS + BOOKKEEPING))
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server, settings=settings)
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
+        async with (
+            publisher.publish(prefixes[0]) as first,
+            publisher.publish(prefixes[1]) as second,
+        ):
+            await put(await first.segment(), toys[0])
+            unfinished = await second.segment()
+            await put(unfinished, toys[1], range(3))
+            assert [len(await subscriber.list(prefix)) for prefix in prefixes] == [1, 1, 0]
+            async with publisher.publish(prefixes[2]) as third:
+                segment = await third.segment()
+                await put(segment, toys[2])  # the first goes; the second is not finished
+                assert publisher.publications == (second, third)
+                assert not first.is_open and first.aborted is None
+                assert [len(await subscriber.list(prefix)) for prefix in prefixes] == [0, 1, 1]
+                got = await layers_of(client, prefixes[2])
+                assert all(same(layer, toys[2]) for layer in got)
+            await put(unfinished, toys[1], range(3, 4))
+            assert all(same(layer, toys[1]) for layer in await layers_of(client, prefixes[1]))
+    assert publisher.held_octets == 0
+
+
+async def test_a_manifest_that_will_be_too_large_is_refused_before_anything_is_published(
+    files: PemFiles,
+) -> None:
+    settings = kvcs.PublisherSettings(max_manifest_octets=1500)
+    async with serving(files) as server:
+        publisher = kvcs.Publisher(server, settings=settings)
+        with pytest.raises(kvcs.UsageError, match="use larger blocks"):
+            async with publisher.publish(toy_prefix()):
+                raise AssertionError("it was published")
+        assert publisher.publications == ()
+
+
+# Sessions
+
+
+def refusing(connection: Connection, request: PeerRequest) -> bool:
+    """A relay that lets nobody publish."""
+    if not isinstance(request, events.PublishNamespaceReceived):
+        return False
+    refusal = kvcs.RequestError("not in this scope", RequestCode.UNAUTHORIZED)
+    connection.core.responder.refuse(request.request_id, refusal)
+    return True
+
+
+def allowing(connection: Connection, request: PeerRequest) -> bool:
+    """A relay that lets everybody publish."""
+    if not isinstance(request, events.PublishNamespaceReceived):
+        return False
+    connection.core.responder.accept(request.request_id)
+    return True
+
+
+async def test_a_refused_announcement_is_an_error_at_once(files: PemFiles) -> None:
+    async with serving(files, observer=accepting(refusing)) as relay:
+        async with joined(relay, files) as session:
+            publisher = kvcs.Publisher(session)
+            with pytest.raises(kvcs.RequestError, match="not in this scope") as caught:
+                async with publisher.publish(toy_prefix()):
+                    raise AssertionError("it was announced")
+    assert caught.value.code == RequestCode.UNAUTHORIZED
+    assert publisher.publications == ()
+
+
+async def test_one_relay_of_two_is_enough(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with (
+        serving(files, observer=accepting(refusing)) as one,
+        serving(files, observer=accepting(allowing)) as other,
+        joined(one, files) as refused,
+        joined(other, files) as allowed,
+    ):
+        for sessions in ((refused, allowed), (allowed, refused)):
+            async with kvcs.Publisher(*sessions).publish(prefix) as publication:
+                await put(await publication.segment(), toy)
+        with pytest.raises(kvcs.RequestError, match="not in this scope"):
+            async with kvcs.Publisher(refused, refused).publish(prefix):  # one session, not two
+                raise AssertionError("it was announced")
+
+
+async def test_a_closed_session_publishes_nothing_and_says_so(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with serving(files, observer=accepting(allowing)) as relay:
+        async with joined(relay, files) as session:
+            with pytest.raises(kvcs.ConnectionClosed):
+                async with kvcs.Publisher(session).publish(prefix) as publication:
+                    segment = await publication.segment()
+                    await put(segment, toy, range(2))
+                    await relay.close()
+                    closed = asyncio.Event()
+                    session.on_closed(closed.set)
+                    await closed.wait()
+                    await put(segment, toy, range(2, 4))
+            assert publication.progress.layers == 2
+            with pytest.raises(kvcs.ConnectionClosed):
+                async with kvcs.Publisher(session).publish(prefix):
+                    raise AssertionError("it was published")
+
+
+async def test_a_publisher_needs_a_session() -> None:
+    with pytest.raises(kvcs.UsageError, match="at least one session"):
+        kvcs.Publisher()
+
+
+@pytest.mark.parametrize("wrong", [{"store_octets": 0}, {"retention": 0.0}, {"drain": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(kvcs.UsageError, match=next(iter(wrong))):
+        kvcs.PublisherSettings(**wrong)
+
+
+# Ending
+
+
+async def test_leaving_early_aborts_and_says_what_lacks(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with serving(files) as server, joined(server, files) as client:
+        with pytest.raises(kvcs.UsageError, match="2 of 4 layers were put"):
+            async with kvcs.Publisher(server).publish(prefix) as publication:
+                tape, _ = await subscribe(client, publication.namespace, MANIFEST, LIVE)
+                await put(await publication.segment(), toy, range(2))
+        done = await tape.until_done()
+    assert done.status == PublishDoneCode.INTERNAL_ERROR
+    assert done.reason == "the producer left before every layer was published"
+
+
+async def test_the_text_of_an_exception_stays_here(files: PemFiles) -> None:
+    async with serving(files) as server, joined(server, files) as client:
+        with pytest.raises(RuntimeError, match="secret prompt"):
+            async with kvcs.Publisher(server).publish(toy_prefix()) as publication:
+                tape, _ = await subscribe(client, publication.namespace, MANIFEST, LIVE)
+                raise RuntimeError("cannot tokenize 'secret prompt'")
+        done = await tape.until_done()
+    assert done.reason == "the producer failed (RuntimeError)"
+
+
+async def test_leaving_waits_for_fetches_in_progress(files: PemFiles) -> None:
+    toy = large_toy()
+    prefix = toy_prefix(2, descriptor=toy.descriptor)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            await put(await publication.segment(), toy)
+            subscriber = kvcs.Subscriber(client, settings=QUICK)
+            opening = subscriber.open(prefix, retrieve="fetch")
+            cache = await opening.__aenter__()
+            # The publication is left while the fetch has hardly begun.
+        got = [layer async for layer in cache]
+        await opening.__aexit__(None, None, None)
+    assert all(same(layer, toy) for layer in got)
+    assert cache.report.refetches == 0

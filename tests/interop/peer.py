@@ -234,6 +234,25 @@ def publish(
     return _script(name, "peer_publish.py", [*argv, "--source", str(source)])
 
 
+def serve(
+    url: str,
+    *,
+    certificate: Path,
+    key: Path,
+    namespace: Sequence[bytes],
+    source: Path,
+    name: str = "peer server",
+) -> ProcessSpec:
+    """Describe the peer as publisher that listens at ``url`` itself, for one subscriber.
+
+    It prints ``listening`` and obeys the same commands as ``publish``. Like its relay it binds
+    every interface.
+    """
+    argv = [url, "--listen", "--cert", str(certificate), "--key", str(key)]
+    argv += ["--namespace", namespace_argument(namespace), "--source", str(source)]
+    return _script(name, "peer_publish.py", argv)
+
+
 async def command(publisher: Process, line: str) -> None:
     """Have the peer's publisher carry out ``line`` and wait until it has.
 

@@ -12,11 +12,13 @@ Location {G, O}; ``publish G`` up to the end of group G; ``end`` publishes the r
 Track; ``done`` sends PUBLISH_DONE to every subscription once its fill has ended; ``withdraw``
 takes the namespace back; ``close``, or the end of the input, closes the session.
 
-Events, one a line: ``connected``; ``announced``; ``subscribed`` {track, request, forward, fill,
-largest}; ``updated`` {track, request, forward, fill}; ``fetched`` {track, request};
-``cancelled`` {track, request}; ``refused`` {track, request}; ``published`` {largest: {track:
-[group, object] or null}}; ``done`` {track, request, streams}; ``withdrawn``; ``obeyed`` {number},
-after each command; ``closed``.
+It connects to a relay and announces the namespace, or with ``--listen`` it is a server of its own.
+
+Events, one a line: ``connected`` and ``announced``, or ``listening``; ``subscribed`` {track,
+request, forward, fill, largest}; ``updated`` {track, request, forward, fill}; ``fetched`` {track,
+request}; ``cancelled`` {track, request}; ``refused`` {track, request}; ``published`` {largest:
+{track: [group, object] or null}}; ``done`` {track, request, streams}; ``withdrawn``; ``obeyed``
+{number}, after each command; ``closed``.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any
 
 from aiomoqt.messages import RequestOk
 from aiomoqt.messages.params import LocationFilter, RangeFilters
+from aiomoqt.server import MOQTServer
 from aiomoqt.types import (
     D16MessageType,
     GroupOrder,
@@ -35,7 +38,17 @@ from aiomoqt.types import (
     RequestErrorCode,
     SubscribeDoneCode,
 )
-from common import EXIT_OK, connected, parse_namespace, run, say
+from aiomoqt.utils.url import parse_relay_url
+from common import (
+    DRAFT,
+    EXIT_OK,
+    MAX_FILTER_RANGES,
+    Handlers,
+    connected,
+    parse_namespace,
+    run,
+    say,
+)
 from published import Subscription, Track, passing
 
 WHOLE_GROUP = 1 << 62
@@ -182,7 +195,7 @@ class Publisher:
                 self._say_published()
             case ["done"]:
                 for track, subscription in list(self.by_request.values()):
-                    await self._done(session, track, subscription)
+                    await self._done(track, subscription)
             case ["withdraw"]:
                 session.publish_namespace_done(namespace=self.namespace)
                 say("withdrawn")
@@ -192,11 +205,11 @@ class Publisher:
                 raise SystemExit(f"unknown command {words}")
         return True
 
-    async def _done(self, session: Any, track: Track, subscription: Subscription) -> None:
+    async def _done(self, track: Track, subscription: Subscription) -> None:
         await asyncio.gather(*subscription.fills)
         self.by_request.pop(subscription.request_id, None)
         track.subscriptions.remove(subscription)
-        session.subscribe_done(
+        subscription.session.subscribe_done(
             request_id=subscription.request_id,
             status_code=SubscribeDoneCode.TRACK_ENDED,
             stream_count=subscription.stream_count,
@@ -216,29 +229,70 @@ class Publisher:
 _LARGEST_NAMES = ("largest_group_id", "largest_object_id")
 
 
-async def main(arguments: argparse.Namespace) -> int:
-    """Announce the namespace and carry out the commands of the standard input."""
-    publisher = Publisher(parse_namespace(arguments.namespace), arguments.source)
-    handlers = {
-        MOQTMessageType.SUBSCRIBE: publisher.on_subscribe,
-        MOQTMessageType.FETCH: publisher.on_fetch,
-        D16MessageType.REQUEST_UPDATE: publisher.on_update,
-    }
+async def obey(publisher: Publisher, session: Any) -> None:
+    """Carry out the commands of the standard input until it ends."""
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
     )
-    async with connected(arguments.url, arguments.ca, handlers) as session:
+    number = 0
+    while line := await lines.readline():
+        if not await publisher.command(session, line.decode().split()):
+            break
+        number += 1
+        say("obeyed", number=number)
+
+
+def handlers(publisher: Publisher) -> Handlers:
+    """Return what serves each request about the tracks."""
+    return {
+        MOQTMessageType.SUBSCRIBE: publisher.on_subscribe,
+        MOQTMessageType.FETCH: publisher.on_fetch,
+        D16MessageType.REQUEST_UPDATE: publisher.on_update,
+    }
+
+
+async def connect(arguments: argparse.Namespace) -> int:
+    """Announce the namespace at a relay and carry out the commands."""
+    publisher = Publisher(parse_namespace(arguments.namespace), arguments.source)
+    async with connected(arguments.url, arguments.ca, handlers(publisher)) as session:
         await session.publish_namespace(
             namespace=publisher.namespace, parameters={}, wait_response=True
         )
         say("announced")
-        number = 0
-        while line := await lines.readline():
-            if not await publisher.command(session, line.decode().split()):
-                break
-            number += 1
-            say("obeyed", number=number)
+        await obey(publisher, session)
+    say("closed")
+    return int(EXIT_OK)
+
+
+async def serve(arguments: argparse.Namespace) -> int:
+    """Listen for subscribers, tell them of the namespace, and carry out the commands."""
+    publisher = Publisher(parse_namespace(arguments.namespace), arguments.source)
+
+    async def on_subscribe_namespace(session: Any, message: Any) -> None:
+        prefix = tuple(bytes(field) for field in message.namespace_prefix)
+        session.subscribe_namespace_ok(message)
+        if publisher.namespace[: len(prefix)] == prefix:
+            session.namespace(publisher.namespace[len(prefix) :], request_id=message.request_id)
+
+    url = parse_relay_url(arguments.url)
+    server = MOQTServer(
+        url.host,
+        url.port,
+        str(arguments.cert),
+        str(arguments.key),
+        use_quic=True,
+        supported_drafts=DRAFT,
+        max_filter_ranges=MAX_FILTER_RANGES,
+    )
+    for message_type, handler in handlers(publisher).items():
+        server.register_handler(message_type, handler)
+    server.register_handler(MOQTMessageType.SUBSCRIBE_NAMESPACE, on_subscribe_namespace)
+    listener = await server.serve()
+    say("listening")
+    await obey(publisher, None)
+    await server.close_sessions()
+    listener.close()
     say("closed")
     return int(EXIT_OK)
 
@@ -246,8 +300,11 @@ async def main(arguments: argparse.Namespace) -> int:
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--ca", type=Path, required=True)
+    parser.add_argument("url", help="of the relay, or with --listen our own")
+    parser.add_argument("--listen", action="store_true", help="serve subscribers, for one at most")
+    parser.add_argument("--ca", type=Path, help="what a relay's certificate is verified against")
+    parser.add_argument("--cert", type=Path, help="certificate chain to listen with")
+    parser.add_argument("--key", type=Path, help="its key")
     parser.add_argument("--namespace", required=True, help="hexadecimal fields joined by /")
     parser.add_argument("--source", type=Path, required=True, help="the object tree")
     return parser.parse_args(argv)
@@ -255,4 +312,4 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 if __name__ == "__main__":
     options = parse_arguments(sys.argv[1:])
-    sys.exit(run(lambda: main(options)))
+    sys.exit(run(lambda: serve(options) if options.listen else connect(options)))

@@ -1,0 +1,184 @@
+"""Scenarios in which the peer's subscriber reads our publisher, directly or through a relay."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import kvcs
+from tests.interop import objects, peer, publications
+from tests.interop.ours import Production, Seen, producing
+from tests.interop.processes import Process
+from tests.interop.publications import Source
+from tests.interop.relays import way
+from tests.interop.scenario import Stage
+from tests.interop.steps import perform
+
+TRACKS = ["manifest", "k.raw.s0", "v.raw.s0"]
+DATA = TRACKS[1:]
+
+FETCHED_LAYERS = (2, 4)
+FETCHED_BLOCKS = (1, 3)
+
+UNHURRIED = kvcs.SessionSettings(done_delay=1.5)
+"""In the peer's relay a PUBLISH_DONE overtakes what is still on its way of a fill, and the peer's
+subscriber then drops all of it and calls the fill clean: it gets time for the largest fill here."""
+
+
+class Reading:
+    """One publication of ours that the peer reads.
+
+    Args:
+        url: of the relay; None where our publisher listens itself.
+    """
+
+    def __init__(self, stage: Stage, url: str | None, source: Source) -> None:
+        self.source = source
+        self.stage = stage
+        self._relay = url
+        self._saved = Path()
+
+    @asynccontextmanager
+    async def offering(
+        self, settings: kvcs.SessionSettings | None = None
+    ) -> AsyncIterator[tuple[str, Production]]:
+        """Publish, and give the URL at which a subscriber finds it."""
+        stage = self.stage
+        if self._relay is not None:
+            async with producing(
+                stage, self._relay, self.source, session_settings=settings
+            ) as production:
+                yield self._relay, production
+            return
+        pem = stage.pem
+        async with kvcs.serve("127.0.0.1", stage.port(), cert=pem.cert, key=pem.key) as server:
+            async with kvcs.Publisher(server).publish(self.source.prefix) as publication:
+                yield server.url, Production(self.source, publication)
+
+    async def subscribe(self, url: str, production: Production) -> Process:
+        """Start the peer's subscriber, which finds the publication by its prefix."""
+        publication = production.publication
+        self._saved = self.stage.directory / publication.publication_id.hex()
+        subscriber = await self.stage.start(
+            peer.subscribe(
+                url,
+                ca=self.stage.pem.ca,
+                namespace=publication.namespace[:4],
+                tracks=TRACKS,
+                options=("--discover", "--save", str(self._saved)),
+            )
+        )
+        for track in TRACKS:
+            await subscriber.wait_event("accepted", track=track)
+        return subscriber
+
+    async def fetch(self, url: str, production: Production, *options: str) -> Process:
+        """Start the peer's subscriber to FETCH some layers."""
+        publication = production.publication
+        self._saved = self.stage.directory / publication.publication_id.hex()
+        first, last = FETCHED_LAYERS
+        groups = ("--start-group", str(first), "--end-group", str(last))
+        return await self.stage.start(
+            peer.subscribe(
+                url,
+                ca=self.stage.pem.ca,
+                namespace=publication.namespace,
+                tracks=DATA,
+                mode="fetch",
+                options=(*groups, *options, "--save", str(self._saved)),
+            )
+        )
+
+    async def outcome(self, subscriber: Process, production: Production) -> Seen:
+        """Wait for the peer's subscriber and tell what it has seen and saved."""
+        finished = await subscriber.collect()
+        saved = objects.read_tree(self._saved)
+        manifests = saved.get("manifest", {})
+        return {
+            "exit": finished.returncode,
+            "events": finished.events,
+            "saved": {track: objects.digests(payloads) for track, payloads in saved.items()},
+            "published": {
+                track: objects.digests(payloads) for track, payloads in production.tree().items()
+            },
+            "manifest": manifests[max(manifests)].decode() if manifests else None,
+        }
+
+
+async def live(reading: Reading) -> Seen:
+    """The peer subscribes before the first layer is put, and stays until PUBLISH_DONE."""
+    async with reading.offering() as (url, production):
+        subscriber = await reading.subscribe(url, production)
+        await subscriber.wait_event("fill", track="manifest")
+        await production.put_all()
+    return await reading.outcome(subscriber, production)
+
+
+async def middle(reading: Reading) -> Seen:
+    """The peer subscribes when half of the layers are put."""
+    async with reading.offering() as (url, production):
+        await production.put(len(reading.source.layers) // 2)
+        subscriber = await reading.subscribe(url, production)
+        for track in TRACKS:
+            await subscriber.wait_event("fill", track=track)
+        await production.put_all()
+    return await reading.outcome(subscriber, production)
+
+
+async def late(reading: Reading) -> Seen:
+    """The peer subscribes when every layer is put."""
+    async with reading.offering(UNHURRIED) as (url, production):
+        await production.put_all()
+        subscriber = await reading.subscribe(url, production)
+        for track in TRACKS:
+            await subscriber.wait_event("fill", track=track)
+    return await reading.outcome(subscriber, production)
+
+
+async def fetch(reading: Reading) -> Seen:
+    """The peer fetches layers, blocks of them, and layers in descending order."""
+    first, last = FETCHED_BLOCKS
+    seen = {}
+    async with reading.offering() as (url, production):
+        await production.put_all()
+        options = {"blocks": ("--objects", f"{first}-{last}"), "layers": ()}
+        for name, words in options.items():
+            subscriber = await reading.fetch(url, production, *words)
+            seen[name] = await reading.outcome(subscriber, production)
+    return seen
+
+
+async def descending(reading: Reading) -> Seen:
+    """The peer fetches the latest layer first."""
+    async with reading.offering() as (url, production):
+        await production.put_all()
+        subscriber = await reading.fetch(url, production, "--descending")
+        return await reading.outcome(subscriber, production)
+
+
+async def absent(reading: Reading) -> Seen:
+    """The peer asks for a track that the publication does not have."""
+    async with reading.offering() as (url, production):
+        stage, namespace = reading.stage, production.publication.namespace
+        spec = peer.subscribe(url, ca=stage.pem.ca, namespace=namespace, tracks=["kv.raw.s0"])
+        finished = await (await stage.start(spec)).collect()
+        await production.put_all()
+    return {"exit": finished.returncode, "events": finished.events}
+
+
+STEPS = (live, middle, late, fetch, descending, absent)
+
+
+async def small(stage: Stage, via: str) -> Seen:
+    """Every step, each with a prompt of its own."""
+    async with way(stage, via) as url:
+
+        def step(salt: int) -> Callable[[], Awaitable[Seen]]:
+            return lambda: STEPS[salt](Reading(stage, url, publications.small(salt)))
+
+        return await perform(stage, {made.__name__: step(n) for n, made in enumerate(STEPS)})
+
+
+async def real(stage: Stage, via: str, name: str) -> Seen:
+    """The cache of a real model, read after its end."""
+    async with way(stage, via) as url:
+        return await late(Reading(stage, url, publications.real(name)))

@@ -67,7 +67,10 @@ class LiveStream:
         """The stream ended with FIN: the Subgroup has its last Object."""
         if self._opened is not None:
             self._leave(self._opened)
-            self._track._finish(self._opened)
+            final = None
+            if self._header.end_of_group and self._last is not None:
+                final = self._last.header.object_id
+            self._track._finish(self._opened, final)
 
     def reset(self, code: int) -> None:
         """The stream was reset: a partial Object is dropped, the Subgroup is open-ended."""
@@ -85,14 +88,16 @@ class LiveStream:
             listener.subgroup_ended(subgroup)
 
     def _join(self, subgroup: Subgroup) -> None:
-        if self._opened is not None:
+        if self._opened is subgroup:
             return
+        if self._opened is not None:
+            self._leave(self._opened)  # its Group was evicted under way
         self._opened = subgroup
         self._group = self._track.groups[subgroup.group_id]
         self._group.arriving += 1
         subgroup.streams += 1
         if not subgroup.objects:
-            subgroup.from_start = self._header.first_object
+            subgroup.from_start = self._header.first_object and self._last is None
         # A stream that goes on downstream may yet get Objects with Properties.
         subgroup.has_properties = True
         subgroup.end_of_group = subgroup.end_of_group or self._header.end_of_group

@@ -12,13 +12,13 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvcs.errors import UsageError
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, StreamCode
-from kvcs.moqt.intervals import LAST, LocationSet
+from kvcs.moqt.intervals import FIRST, LAST, LocationSet
 from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import MAX_VI64, FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property, find_property
+from kvcs.moqt.publishable import check_publishable
 from kvcs.moqt.stored import (
     UNLIMITED,
     DuplicateObject,
@@ -92,6 +92,9 @@ class Track:
         self.octets_sent = 0
         """Their payload octets."""
         self.known = LocationSet()
+        """Where what is not stored does not exist: at first everywhere, if ``authoritative``."""
+        if authoritative:
+            self.known.add(FIRST, LAST)
         self.groups: dict[int, Group] = {}
         self.listeners: list[TrackListener] = []
         self.readers = 0
@@ -99,7 +102,7 @@ class Track:
         self.on_unfollowed: Callable[[], None] | None = None
         """Called when the last listener or reader has left."""
         self._group_ids: list[int] = []
-        self._watchers: list[Watcher] = []
+        self._watchers: dict[Watcher, None] = {}
 
     # What is there
 
@@ -135,8 +138,6 @@ class Track:
 
     def first_unknown(self, start: Location, end: Location) -> tuple[Location, Location] | None:
         """The first run in ``start``..``end`` whose status is unknown; None where there is none."""
-        if self.authoritative:
-            return None
         return self.known.first_outside(start, end)
 
     def expired(self, stored: StoredObject, now: float) -> bool:
@@ -187,31 +188,33 @@ class Track:
                 what the caller has reserved already.
 
         Raises:
-            UsageError: something was already published at the Location; an Object never changes
-                (MOQT §2.1, KVCS "Publisher Behavior").
+            UsageError: the Location was used, or lies behind an end or out of order; an Object
+                never changes (MOQT §2.1, KVCS "Publisher Behavior").
             StoreFull: the budget has no room.
         """
-        location = header.location
-        if self.get(location) is not None:
-            raise UsageError(
-                f"{self.name} already has an Object at {location}; Objects never change"
-            )
-        if self.ended is not None or (self.final is not None and location > self.final):
-            raise UsageError(f"{self.name} has ended; nothing can be published at {location}")
+        check_publishable(self, header)
         stored = StoredObject(header, parts, header.payload_length, now, octets)
         stored.continues = True
         stored.live = True
         self._insert(stored)
         subgroup = self._subgroup(header)
-        subgroup.from_start = True
+        if not subgroup.objects:
+            subgroup.from_start = True
+            subgroup.has_properties = bool(header.properties)
         subgroup.end_of_group = subgroup.end_of_group or end_of_group
         self._learn_status(header)
         self._append_live(subgroup, stored)
 
     def finish_subgroup(self, group_id: int, subgroup_id: int) -> None:
-        """Say that a Subgroup has its last Object: its streams end with FIN."""
-        subgroup = self.groups[group_id].subgroups[subgroup_id]
-        self._finish(subgroup)
+        """Say that a Subgroup has its last Object: its streams end with FIN.
+
+        Nothing happens where its Group was evicted.
+        """
+        group = self.groups.get(group_id)
+        subgroup = None if group is None else group.subgroups.get(subgroup_id)
+        if subgroup is not None:
+            last = subgroup.objects[-1].header.object_id
+            self._finish(subgroup, last if subgroup.end_of_group else None)
 
     def open_stream(self, header: SubgroupHeader) -> LiveStream:
         """Begin to take over one subgroup stream that came through a subscription."""
@@ -266,8 +269,8 @@ class Track:
         if group is not None:
             group.octets -= stored.octets
             self._release(stored.octets)
-            stored.fail()
             self.drop_if_empty(group)
+        stored.fail()  # also where it has left the store: somebody may wait for its rest
 
     def forget(self, stored: StoredObject) -> None:
         """Take an Object that expired out; its status is unknown, whoever sends it goes on.
@@ -287,7 +290,7 @@ class Track:
 
     def learn(self, start: Location, end: Location) -> None:
         """Record that in ``start``..``end`` nothing exists but what is stored."""
-        if self.authoritative or len(self.known) < MAX_KNOWN_RANGES:
+        if len(self.known) < MAX_KNOWN_RANGES:
             self.known.add(start, end)
         self.wake()
 
@@ -335,11 +338,15 @@ class Track:
 
     def watch(self, watcher: Watcher) -> None:
         """Wake ``watcher`` once, when more becomes known of the Track."""
-        self._watchers.append(watcher)
+        self._watchers[watcher] = None
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Undo `watch`; quiet where it was woken already."""
+        self._watchers.pop(watcher, None)
 
     def wake(self) -> None:
         """Wake all who wait for the Track."""
-        watchers, self._watchers = self._watchers, []
+        watchers, self._watchers = self._watchers, {}
         for watcher in watchers:
             watcher.wake()
 
@@ -378,7 +385,7 @@ class Track:
         last = MAX_VI64
         if group.final is not None and len(self.known) < MAX_KNOWN_RANGES:
             # That nothing lies behind the end of the Group stays true for ever (§2.1.2).
-            last = max(group.final, *group.object_ids[-1:])
+            last = max([group.final, *group.object_ids[-1:]])
         self.known.remove(Location(group_id, 0), Location(group_id, last))
         self._release(group.octets)
         for listener in list(self.listeners):
@@ -411,8 +418,7 @@ class Track:
         group.octets += stored.octets
         self.octets += stored.octets
         group.used = self.budget.tick()
-        if not self.authoritative:
-            self.known.add(location, location)
+        self.known.add(location, location)
 
     def _subgroup(self, header: ObjectHeader) -> Subgroup:
         group = self.groups[header.group_id]
@@ -445,10 +451,11 @@ class Track:
             listener.object_added(subgroup)
         self.wake()
 
-    def _finish(self, subgroup: Subgroup) -> None:
+    def _finish(self, subgroup: Subgroup, final: int | None) -> None:
+        """A Subgroup is whole; ``final`` is the last Object ID of its Group, if that is known."""
         subgroup.finished = True
-        if subgroup.end_of_group and subgroup.objects:
-            self.end_group(subgroup.group_id, subgroup.objects[-1].header.object_id)
+        if final is not None:
+            self.end_group(subgroup.group_id, final)
         for listener in list(self.listeners):
             listener.subgroup_ended(subgroup)
 

@@ -112,7 +112,7 @@ class StoredObject:
             else octets
         )
         """What the Object counts in the store's budget."""
-        self._watchers: list[Watcher] | None = None
+        self._watchers: dict[Watcher, None] | None = None
 
     @property
     def complete(self) -> bool:
@@ -160,8 +160,13 @@ class StoredObject:
     def watch(self, watcher: Watcher) -> None:
         """Wake ``watcher`` once, when more octets are there or none will come."""
         if self._watchers is None:
-            self._watchers = []
-        self._watchers.append(watcher)
+            self._watchers = {}
+        self._watchers[watcher] = None
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Undo `watch`; quiet where it was woken already."""
+        if self._watchers is not None:
+            self._watchers.pop(watcher, None)
 
     def _notify(self) -> None:
         watchers, self._watchers = self._watchers, None

@@ -1,0 +1,60 @@
+"""What an Original Publisher may publish next: Objects never change, an end stays (MOQT §2.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import UsageError
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.stored import Group, Subgroup
+
+if TYPE_CHECKING:
+    from kvcs.moqt.store import Track
+
+
+def check_publishable(track: Track, header: ObjectHeader) -> None:
+    """Hold an Object against what was published before it.
+
+    Raises:
+        UsageError: its Location was used, its Group or Track has ended, it is out of the order of
+            its Subgroup, or it differs from its Subgroup in priority.
+    """
+    location = header.location
+    if track.get(location) is not None or _was_evicted(track, header):
+        raise UsageError(f"{track.name} already has an Object at {location}; Objects never change")
+    if track.ended is not None or (track.final is not None and location > track.final):
+        raise UsageError(f"{track.name} has ended; nothing can be published at {location}")
+    if header.status is ObjectStatus.END_OF_TRACK and location < (track.largest or location):
+        raise UsageError(f"{track.name} cannot end at {location}; it has {track.largest}")
+    group = track.groups.get(location.group)
+    if group is not None:
+        _check_group(track, header, group)
+
+
+def _was_evicted(track: Track, header: ObjectHeader) -> bool:
+    location = header.location
+    return track.largest is not None and location <= track.largest and location not in track.known
+
+
+def _check_group(track: Track, header: ObjectHeader, group: Group) -> None:
+    location = header.location
+    if group.final is not None and location.object > group.final:
+        raise UsageError(f"Group {group.group_id} of {track.name} ended at {group.final}")
+    if header.status is not ObjectStatus.NORMAL and location.object < group.object_ids[-1]:
+        raise UsageError(f"Group {group.group_id} of {track.name} cannot end at {location}")
+    subgroup = None if header.subgroup_id is None else group.subgroups.get(header.subgroup_id)
+    if subgroup is not None and subgroup.objects:
+        _check_subgroup(track, header, subgroup)
+
+
+def _check_subgroup(track: Track, header: ObjectHeader, subgroup: Subgroup) -> None:
+    place = f"Subgroup {subgroup.subgroup_id} of Group {subgroup.group_id} of {track.name}"
+    if subgroup.finished:
+        raise UsageError(f"{place} was finished")
+    if header.object_id < subgroup.objects[-1].header.object_id:
+        raise UsageError(f"{place}: Object {header.object_id} comes too late")
+    priority = header.publisher_priority
+    if (track.default_priority if priority is None else priority) != subgroup.priority:
+        raise UsageError(f"{place} has priority {subgroup.priority}, not {priority}")
+    if header.properties and not subgroup.has_properties:
+        raise UsageError(f"{place} began without Properties")

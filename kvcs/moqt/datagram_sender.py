@@ -13,6 +13,8 @@ from kvcs.moqt.stored import StoredObject
 class DatagramSender(ObjectSender):
     """Delivers one Object whose delivery mode is Datagram (MOQT §11.2)."""
 
+    needs_stream = False
+
     def __init__(
         self,
         host: Host,
@@ -38,7 +40,8 @@ class DatagramSender(ObjectSender):
             group_id=header.group_id,
             group_order=self._group_order,
             is_fill=False,
-            position=-1,
+            position=header.object_id,
+            is_datagram=True,
         )
 
     @property

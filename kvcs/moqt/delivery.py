@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import Protocol
 
 from kvcs.moqt.actions import Buffer
@@ -50,6 +49,9 @@ class Host(Protocol):
     def schedule(self, sendable: ObjectSender) -> None:
         """``sendable`` has something to send."""
 
+    def reschedule(self, sendable: ObjectSender) -> None:
+        """The place of ``sendable`` in the order has changed."""
+
     def unschedule(self, sendable: ObjectSender) -> None:
         """``sendable`` will send nothing more."""
 
@@ -76,6 +78,9 @@ def passes(filters: RangeFilters, header: ObjectHeader, default_priority: int) -
 class ObjectSender(ABC):
     """Common part: one data stream towards the peer."""
 
+    needs_stream = True
+    """Whether it opens a stream, for which there has to be credit."""
+
     def __init__(self, host: Host, track: Track, subscriber_priority: int) -> None:
         self.host = host
         self.track = track
@@ -86,8 +91,13 @@ class ObjectSender(ABC):
         """Set by the session when the first piece goes out."""
         self.closed = False
         """Whether the stream has ended or will never be opened."""
+        self.may_reopen = True
+        """False once the peer has stopped the stream, or a delivery timeout did: what comes of its
+        Subgroup is not sent on another stream (§11.4.3)."""
         self.on_opened: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
+        self._current: StoredObject | None = None
+        """The Object of which a part was sent."""
 
     @abstractmethod
     def key(self) -> SendKey:
@@ -98,7 +108,8 @@ class ObjectSender(ABC):
         """Octets to send now: at most one Object, and ``limit`` octets of its payload.
 
         Returns:
-            None where there is nothing to send before `wake`.
+            None where there is nothing to send before `wake`; or, with `has_more`, where the place
+            in the order has changed and others may go first now.
         """
 
     @property
@@ -116,6 +127,9 @@ class ObjectSender(ABC):
         if not self.closed:
             self.closed = True
             self.host.unschedule(self)
+            self.track.unwatch(self)
+            if self._current is not None:
+                self._current.unwatch(self)
             if self.on_closed is not None:
                 self.on_closed()
 
@@ -168,8 +182,8 @@ class SubgroupSender(ObjectSender):
         self._track_alias = track_alias
         self._group_order = group_order
         self._encoder: SubgroupEncoder | None = None
-        self._current: StoredObject | None = None
         self._omitted = False
+        """Whether Objects were left out, so that FIN would be a lie (§11.3.2)."""
 
     def key(self) -> SendKey:
         """Place in the order (MOQT §5.1)."""
@@ -200,12 +214,15 @@ class SubgroupSender(ObjectSender):
                     self.continues_at = self._index
                     return Piece(data, reset=StreamCode.CANCELLED)
                 if self.track.expired(stored, now):
+                    self.may_reopen = False
                     return Piece(data, reset=StreamCode.DELIVERY_TIMEOUT)
                 data.extend(self._object_start(stored))
                 self._current = stored
             self._offset = self._payload(stored, self._offset, limit, data)
             if self._offset < stored.header.payload_length:
                 if stored.failed:
+                    if self._index + 1 < len(subgroup.objects):
+                        self.continues_at = self._index + 1
                     return Piece(data, reset=StreamCode.INTERNAL_ERROR)
                 if self._offset == stored.received:
                     stored.watch(self)
@@ -242,10 +259,15 @@ class SubgroupSender(ObjectSender):
     def _wanted(self, stored: StoredObject) -> bool:
         header = stored.header
         if header.location not in self.span:
-            # Objects before the start were never owed; those behind the end make FIN a lie.
-            self._omitted = self._omitted or header.location > self.span.start
+            # Objects before the start were never owed, unless an update has moved it past them.
+            late = self._encoder is not None or header.location > self.span.start
+            self._omitted = self._omitted or late
             return False
-        return passes(self.filters, header, self.track.default_priority)
+        if passes(self.filters, header, self.track.default_priority):
+            return True
+        if self._encoder is not None and self._encoder.header.end_of_group:
+            self._omitted = True  # FIN would name another last Object of the Group
+        return False
 
     def _starts_new_stream(self, stored: StoredObject) -> bool:
         return self._encoder is not None and not stored.continues
@@ -259,7 +281,8 @@ class SubgroupSender(ObjectSender):
                 group_id=subgroup.group_id,
                 subgroup_id=subgroup.subgroup_id,
                 publisher_priority=subgroup.priority,
-                end_of_group=subgroup.end_of_group,
+                # With filters the last Object here need not be the last of the Group.
+                end_of_group=subgroup.end_of_group and not self.filters,
                 first_object=subgroup.from_start and self._index == 0,
                 has_properties=subgroup.has_properties,
             )
@@ -267,14 +290,6 @@ class SubgroupSender(ObjectSender):
             pieces.append(header.encode())
         pieces.append(self._encoder.object(stored.header))
         return pieces
-
-
-class _Step(Enum):
-    """What `RangeSender` found next."""
-
-    OBJECT = auto()
-    WAIT = auto()
-    END = auto()
 
 
 class RangeSender(ObjectSender):
@@ -312,10 +327,10 @@ class RangeSender(ObjectSender):
         self._encoder = FetchEncoder(group_order)
         self._on_unknown = on_unknown
         self._opened = False
-        self._current: StoredObject | None = None
         self._offset = 0
         self._group_id = span.start.group
         self._priority = 0
+        """With the Group, the place of the next Object; the first may go at once to learn it."""
         self.asked_at = 0.0
         """When `UnknownHandler` was asked last, in the caller's clock."""
         self._asked: UnknownRun | None = None
@@ -389,15 +404,19 @@ class RangeSender(ObjectSender):
         if self._failure is not None:
             return Piece(data, reset=self._failure)
         if self._current is None:
-            step = self._advance(data, now)
-            if step is _Step.END:
+            place = self.key()
+            upcoming = self._settle(data, now)
+            if upcoming is None:
                 return Piece(data, fin=True)
-            if step is _Step.WAIT:
+            if isinstance(upcoming, UnknownRun):
                 self._waiting = True
                 if self._waiting_since is None:
                     self._waiting_since = now
                 self.track.watch(self)
                 return Piece(data) if data else None
+            if self.key() > place:
+                return Piece(data) if data else None  # others may go first now
+            self._start(upcoming, data, now)
         stored = self._current
         assert stored is not None
         self._offset = self._payload(stored, self._offset, limit, data)
@@ -411,41 +430,43 @@ class RangeSender(ObjectSender):
         self._reader.passed(stored.header.location)
         self._current, self._offset = None, 0
         self._count(stored)
-        upcoming = self._reader.peek(now)
-        if isinstance(upcoming, StoredObject):
-            self._describe(upcoming.header)  # `key` tells where the next Object stands
-        return Piece(data, fin=upcoming is None)
+        return Piece(data, fin=self._next(now) is None)
+
+    def _next(self, now: float) -> StoredObject | UnknownRun | None:
+        """What goes next, past what is not sent; `key` tells where an Object stands."""
+        while True:
+            upcoming = self._reader.peek(now)
+            if not isinstance(upcoming, StoredObject):
+                return upcoming
+            header = upcoming.header
+            # Status Objects never travel on fetch streams (§11.4.1).
+            if header.status is ObjectStatus.NORMAL and passes(
+                self._filters, header, self.track.default_priority
+            ):
+                self._describe(header)
+                return upcoming
+            self._reader.passed(header.location)
+
+    def _settle(self, data: list[Buffer], now: float) -> StoredObject | UnknownRun | None:
+        """What goes next, past runs that are given up; what is returned of them is waited for."""
+        while True:
+            upcoming = self._next(now)
+            if not isinstance(upcoming, UnknownRun) or not self._resolve(upcoming, data, now):
+                return upcoming
 
     def _describe(self, header: ObjectHeader) -> None:
         self._group_id = header.group_id
         priority = header.publisher_priority
         self._priority = self.track.default_priority if priority is None else priority
 
-    def _advance(self, data: list[Buffer], now: float) -> _Step:
-        """Step to the next Object that is sent, writing markers for what is given up."""
-        while True:
-            upcoming = self._reader.peek(now)
-            if upcoming is None:
-                return _Step.END
-            if isinstance(upcoming, UnknownRun):
-                if not self._resolve(upcoming, data, now):
-                    return _Step.WAIT
-                continue
-            header = upcoming.header
-            # Status Objects never travel on fetch streams (§11.4.1).
-            if header.status is not ObjectStatus.NORMAL or not passes(
-                self._filters, header, self.track.default_priority
-            ):
-                self._reader.passed(header.location)
-                continue
-            self.track.touch(header.group_id)
-            self._describe(header)
-            if header.publisher_priority is None:
-                header = replace(header, publisher_priority=self._priority)
-            self._current, self._offset = upcoming, 0
-            self._waited, self._waiting_since = self.waited(now), None
-            data.append(self._encoder.object(header))
-            return _Step.OBJECT
+    def _start(self, stored: StoredObject, data: list[Buffer], now: float) -> None:
+        header = stored.header
+        self.track.touch(header.group_id)
+        if header.publisher_priority is None:
+            header = replace(header, publisher_priority=self._priority)
+        self._current, self._offset = stored, 0
+        self._waited, self._waiting_since = self.waited(now), None
+        data.append(self._encoder.object(header))
 
     def _resolve(self, run: UnknownRun, data: list[Buffer], now: float) -> bool:
         """Have an unknown run looked up, or give it up; False while it is being looked up."""

@@ -96,7 +96,9 @@ class SubscriptionDelivery:
         self._filters = RangeFilters.of(parameters.items)
         self._span = self._resolve(largest)
         self._senders: dict[Subgroup, SubgroupSender] = {}
-        self._fills: list[RangeSender] = []
+        self._fills: dict[RangeSender, bool] = {}
+        """Fills under way, and whether each follows the subscription's priority."""
+        self._datagrams: set[DatagramSender] = set()
 
     def _resolve(self, largest: Location | None) -> Range:
         chosen = LocationFilter.none() if self._filter is None else self._filter
@@ -138,7 +140,7 @@ class SubscriptionDelivery:
             fill_timeout_ms=fill.get(ParameterType.FILL_TIMEOUT),
             live_order=self.group_order,
         )
-        self._fills.append(sender)
+        self._fills[sender] = ParameterType.SUBSCRIBER_PRIORITY not in fill
         sender.on_opened = self._count_stream
         sender.on_closed = lambda: self._fill_closed(sender)
         self.host.schedule(sender)
@@ -146,12 +148,12 @@ class SubscriptionDelivery:
 
     def update(self, parameters: Parameters, update_id: int, largest: Location | None) -> None:
         """Apply a REQUEST_UPDATE; what is absent stays as it was (§9.5)."""
-        self.subscriber_priority = parameters.get(
-            ParameterType.SUBSCRIBER_PRIORITY, self.subscriber_priority
-        )
-        for sender in (*self._senders.values(), *self._fills):
-            sender.subscriber_priority = self.subscriber_priority
+        priority = parameters.get(ParameterType.SUBSCRIBER_PRIORITY)
+        if priority is not None:
+            self._set_priority(priority)
         self._filters = self._filters.replaced_by(parameters.items)
+        for live in self._senders.values():
+            live.filters = self._filters
         changed = location_filter(parameters)
         if changed is not None:
             self._filter = changed
@@ -165,9 +167,16 @@ class SubscriptionDelivery:
         if fill is not None:
             self.start_fill(fill, update_id, largest)
 
+    def _set_priority(self, priority: int) -> None:
+        self.subscriber_priority = priority
+        followers = [fill for fill, follows in self._fills.items() if follows]
+        for sender in (*self._senders.values(), *self._datagrams, *followers):
+            sender.subscriber_priority = priority
+            self.host.reschedule(sender)
+
     def _set_forward(self, forward: bool) -> None:
         if self.forward and not forward:
-            for sender in list(self._senders.values()):
+            for sender in (*self._senders.values(), *self._datagrams):
                 # A FIN would say that all Objects were sent (§11.3.2).
                 self.host.reset_sender(sender, StreamCode.CANCELLED)
             self._senders.clear()
@@ -196,16 +205,17 @@ class SubscriptionDelivery:
         if header.location in self._span and passes(
             self._filters, header, self.track.default_priority
         ):
-            self.host.schedule(
-                DatagramSender(
-                    self.host,
-                    self.track,
-                    stored,
-                    track_alias=self.track_alias,
-                    subscriber_priority=self.subscriber_priority,
-                    group_order=self.group_order,
-                )
+            sender = DatagramSender(
+                self.host,
+                self.track,
+                stored,
+                track_alias=self.track_alias,
+                subscriber_priority=self.subscriber_priority,
+                group_order=self.group_order,
             )
+            self._datagrams.add(sender)
+            sender.on_closed = lambda: self._datagram_closed(sender)
+            self.host.schedule(sender)
 
     def subgroup_ended(self, subgroup: Subgroup) -> None:
         """The Subgroup has its last Object, or was reset."""
@@ -259,8 +269,8 @@ class SubscriptionDelivery:
         if sender.continues_at is not None and not self.ended:
             # The next-object rule (§7): what follows needs a stream of its own.
             self.host.schedule(self._open(subgroup, sender.continues_at))
-        elif subgroup.finished or subgroup.reset_code is not None:
-            # A stream that the peer stopped stays known until then, so it is not opened again.
+        elif sender.may_reopen or subgroup.finished or subgroup.reset_code is not None:
+            # One that may not be opened again stays known until its Subgroup ends.
             self._senders.pop(subgroup, None)
         self.check_drained()
 
@@ -268,12 +278,16 @@ class SubscriptionDelivery:
         self.streams_opened += 1
 
     def _fill_closed(self, sender: RangeSender) -> None:
-        self._fills.remove(sender)
+        del self._fills[sender]
+        self.check_drained()
+
+    def _datagram_closed(self, sender: DatagramSender) -> None:
+        self._datagrams.discard(sender)
         self.check_drained()
 
     def check_drained(self) -> None:
         """Tell the session once nothing more will be sent."""
-        if self.ended or self.track.ended is None or self._fills:
+        if self.ended or self.track.ended is None or self._fills or self._datagrams:
             return
         if all(sender.closed for sender in self._senders.values()):
             self.host.subscription_drained(self)
@@ -281,7 +295,7 @@ class SubscriptionDelivery:
     def open_senders(self) -> list[ObjectSender]:
         """Streams that are open or will be, fills included."""
         live = [sender for sender in self._senders.values() if not sender.closed]
-        return [*live, *self._fills]
+        return [*live, *self._fills, *self._datagrams]
 
     def end(self, code: int) -> None:
         """Leave the Track and reset every open stream with ``code``."""

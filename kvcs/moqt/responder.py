@@ -175,7 +175,7 @@ class Responder:
             fetch.subscriber_priority = update.parameters.get(
                 ParameterType.SUBSCRIBER_PRIORITY, fetch.subscriber_priority
             )
-            self._session.scheduler.requeue(fetch)
+            self.reschedule(fetch)
         elif ParameterType.TRACK_NAMESPACE_PREFIX in update.parameters:
             raise NotSupported("the prefix cannot be changed here; make a new request")
         return Parameters()
@@ -366,6 +366,10 @@ class Responder:
         """``sendable`` has something to send."""
         self._session.scheduler.ready(sendable)
         self._session.wake()
+
+    def reschedule(self, sendable: ObjectSender) -> None:
+        """The place of ``sendable`` in the order has changed."""
+        self._session.scheduler.requeue(sendable)
 
     def unschedule(self, sendable: ObjectSender) -> None:
         """``sendable`` will send nothing more."""

@@ -307,6 +307,7 @@ class Session:
         else:
             sender = self._senders.pop(stream_id, None)
             if sender is not None:
+                sender.may_reopen = False
                 sender.close()
 
     # Inner workings: output
@@ -322,7 +323,7 @@ class Session:
         if sender.closed:
             return None
         if sender.stream_id is None:
-            if credit.uni_streams() <= 0:
+            if sender.needs_stream and credit.uni_streams() <= 0:
                 self.scheduler.park(sender)
                 return None
         else:
@@ -332,6 +333,8 @@ class Session:
                 return None
         piece = sender.next_piece(room, now)
         if piece is None:
+            if sender.has_more:
+                self.scheduler.ready(sender)  # it stands elsewhere in the order now
             return None
         if piece.datagram is not None:
             sender.close()

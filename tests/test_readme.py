@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -40,14 +39,38 @@ def command_environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-def test_shell_commands_run_as_written(tmp_path: Path) -> None:
+async def test_shell_commands_run_as_written(tmp_path: Path) -> None:
     shutil.copy(
         ROOT / "tests" / "data" / "smollm2-135m.safetensors", tmp_path / "cache.safetensors"
     )
-    script = block("shell").replace("4433", str(_free_port()))
-    result = _run_script(f"set -e\n{script}", tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "octet by octet" in result.stdout
+    environment = command_environment(tmp_path)
+    port = str(_free_port())
+    started: list[asyncio.subprocess.Process] = []
+    try:
+        for number in (1, 2, 3):
+            marker, script = _terminal(number)
+            process = await asyncio.create_subprocess_exec(
+                "bash",
+                "-ec",
+                script.replace("4433", port),
+                cwd=tmp_path,
+                env=environment,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            started.append(process)
+            if marker is not None:
+                await _said(process, marker)
+        out, err = await started[-1].communicate()
+    finally:
+        for process in started:
+            if process.returncode is None:
+                # The command is the shell's child: both end with their process group.
+                os.killpg(process.pid, signal.SIGTERM)
+                await process.communicate()
+    assert started[-1].returncode == 0, err.decode()
+    assert b"octet by octet" in out
     received = kvcs.load_kv_file(tmp_path / "received.safetensors")
     sent = kvcs.load_kv_file(tmp_path / "cache.safetensors")
     assert received.blocks == sent.blocks
@@ -58,24 +81,24 @@ def test_shell_commands_run_as_written(tmp_path: Path) -> None:
     )
 
 
-def _run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script whose background jobs end with it: all are in one process group."""
-    process = subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=command_environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+def _terminal(number: int) -> tuple[str | None, str]:
+    """What one terminal of the README runs, and what it says when the next may begin."""
+    found = re.search(
+        rf"<!-- terminal {number}(?:: ([^>]*?))? -->\n```sh\n(.*?)```", README, re.DOTALL
     )
-    try:
-        status = process.wait(timeout=50)
-    finally:
-        # The jobs hold the pipes open; they were started here, and end with their group.
-        os.killpg(process.pid, signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
-    return subprocess.CompletedProcess(script, status, out, err)
+    assert found is not None, f"README has no terminal {number}"
+    return found[1], found[2]
+
+
+async def _said(process: asyncio.subprocess.Process, marker: str) -> None:
+    """Wait until a process has said something on standard error."""
+    assert process.stderr is not None
+    said = []
+    while line := (await process.stderr.readline()).decode():
+        said.append(line)
+        if marker in line:
+            return
+    raise AssertionError(f"{marker!r} was never said: {said}")
 
 
 def _free_port() -> int:

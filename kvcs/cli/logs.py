@@ -44,7 +44,13 @@ def configure(level: LogLevel, *, as_json: bool = False) -> None:
     renderers: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The default shows local variables, which hold keys and tensors.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

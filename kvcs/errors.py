@@ -132,7 +132,16 @@ class PublicationAborted(PublicationError):
 
 
 class PublicationNotFound(KvcsError):
-    """No usable publication of the prefix was there before the wait ended."""
+    """No usable publication of the prefix was there before the wait ended.
+
+    Attributes:
+        absent: whether every peer that was asked has said that it knows of none. False means
+            unknown: a peer did not answer in time, or what is announced could not be used.
+    """
+
+    def __init__(self, message: str, *, absent: bool = False) -> None:
+        super().__init__(message)
+        self.absent = absent
 
 
 class StoreFull(KvcsError):

@@ -7,13 +7,17 @@ that recomputation would take, and it counts from the first known loss.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
 
 from kvcs.errors import MissingBlocks, UsageError
 from kvcs.kv import DataTrack, Ledger
 from kvcs.moqt import events
+from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
+from kvcs.moqt.intervals import FIRST, LAST, LocationSet, following
+from kvcs.moqt.messages import FetchOk
+from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
@@ -22,6 +26,28 @@ _log = get_logger("kvcs.recovery")
 
 MAX_PAUSE_DOUBLINGS = 4
 """The pause between tries doubles up to 16 times the first one."""
+
+MAX_FETCHES = 8
+"""FETCHes of one retrieval that run at a time; a publisher takes 16 of one subscriber."""
+
+
+class Span(NamedTuple):
+    """A range of Locations of a track, both ends inclusive."""
+
+    first: Location
+    """Smallest Location."""
+
+    last: Location
+    """Largest Location."""
+
+    @classmethod
+    def of_group(cls, group_id: int) -> Span:
+        """A whole Group."""
+        return cls(Location(group_id, 0), Location(group_id, MAX_VI64))
+
+
+EVERYTHING = Span(FIRST, LAST)
+"""A whole track."""
 
 
 class RecoverySettings(Protocol):
@@ -39,17 +65,15 @@ class RecoverySettings(Protocol):
         """Seconds from the first known loss to the end of trying."""
 
 
+FetchEnd = Callable[[str | None], None]
+"""Told once how a FETCH ended: None where its stream had its FIN, else what went wrong."""
+
+
 class Receiver(Protocol):
     """Takes the events of a FETCH of one data track."""
 
     def take(self, event: events.Event, on_fetch_end: FetchEnd | None = None) -> None:
         """One event; ``on_fetch_end`` is told how the FETCH's stream ended."""
-
-
-class FetchEnd(Protocol):
-    """Told whether a FETCH delivered all that it could."""
-
-    def __call__(self, whole: bool, /) -> None: ...
 
 
 class Patient(Protocol):
@@ -68,11 +92,22 @@ class Patient(Protocol):
     def receiver(self, track: DataTrack) -> Receiver:
         """Receiver of a data track."""
 
-    def everything_ended(self) -> bool:
-        """Whether nothing more comes of itself."""
+    def comes_of_itself(self, track: DataTrack) -> bool:
+        """Whether Objects of a track that were not published yet will come unasked."""
+
+    def recovered(self) -> None:
+        """All that was lost is there."""
 
     def recovery_failed(self, reason: str) -> None:
         """The time is up."""
+
+
+class _Run(NamedTuple):
+    """Lost Objects of one track that one FETCH asks for."""
+
+    track: DataTrack
+    first: Location
+    last: Location
 
 
 class Recovery:
@@ -88,26 +123,37 @@ class Recovery:
         """FETCHes made so far."""
         self._patient = patient
         self._settings = settings
-        self._lost: dict[tuple[DataTrack, int | None], str] = {}
+        self._lost: dict[DataTrack, LocationSet] = {}
         self._reason = ""
+        self._bound = ""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._requests: set[int] = set()
         self._more = asyncio.Event()
 
-    def lost(self, track: DataTrack, layer: int | None, reason: str) -> None:
-        """Objects of a layer of a track are owed again, or of all its layers where None."""
-        self._lost[track, layer] = reason
+    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+        """What is missing of a span of a track does not come of itself; nothing if it is all there.
+
+        Args:
+            track: the data track.
+            span: where Objects were lost; those that are there are not asked for again.
+            reason: why, for people.
+        """
+        if not any(True for _ in self._missing(track, span)):
+            return
+        places = self._lost.setdefault(track, LocationSet())
+        if places.first_outside(*span) is not None:
+            # What fails again waits for its next try; what is new does not.
+            places.add(*span)
+            self._more.set()
         self._reason = reason
-        self._more.set()
         self._arm()
         if self._task is None:
-            _log.info("recovery_started", reason=reason, track=str(track), layer=layer)
+            _log.info("recovery_started", reason=reason, track=str(track), first=span.first)
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def manifest_missing(self) -> None:
-        """Every Object is there, but no manifest has confirmed the last ones: wait, bounded."""
-        self._reason = "the manifest never called the segment complete"
+    def bound(self, reason: str) -> None:
+        """Nothing can be fetched, yet something lacks: wait no longer than for what was lost."""
+        self._bound = reason
         self._arm()
 
     def stop(self) -> None:
@@ -118,9 +164,6 @@ class Recovery:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        for request_id in list(self._requests):
-            self._patient.connection.cancel(request_id)
-        self._requests.clear()
 
     def _arm(self) -> None:
         if self._timer is None:
@@ -131,9 +174,8 @@ class Recovery:
 
     def _expired(self, seconds: float) -> None:
         self._timer = None
-        self._patient.recovery_failed(
-            f"recovery ended after {seconds:g} s ({self._reason or 'objects were lost'})"
-        )
+        reason = self._bound or self._reason
+        self._patient.recovery_failed(f"recovery ended after {seconds:g} s ({reason})")
 
     async def _run(self) -> None:
         tries = 0
@@ -145,82 +187,120 @@ class Recovery:
                 tries = 0
                 await self._more.wait()
                 continue
-            for track, first, last in runs:
-                await self._fetch(track, first, last)
-            tries += 1
-            pause = self._settings.retry_pause * 2 ** min(tries - 1, MAX_PAUSE_DOUBLINGS)
+            for start in range(0, len(runs), MAX_FETCHES):
+                async with asyncio.TaskGroup() as group:
+                    for run in runs[start : start + MAX_FETCHES]:
+                        group.create_task(self._fetch(run))
             if self._runs():
-                await asyncio.sleep(pause)
+                await self._pause(tries)
+                tries += 1
+
+    async def _pause(self, tries: int) -> None:
+        """Wait before the next try, or until more is lost."""
+        seconds = self._settings.retry_pause * 2 ** min(tries, MAX_PAUSE_DOUBLINGS)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._more.wait()
+        except TimeoutError:
+            pass
 
     def _settle(self) -> None:
         """What was lost is there: the time counts anew from the next loss."""
         self._lost.clear()
-        if self._timer is not None and self._patient.ledger.manifest is not None:
+        if self._timer is not None and not self._bound:
             self._timer.cancel()
             self._timer = None
+        self._patient.recovered()
 
-    def _runs(self) -> list[tuple[DataTrack, Location, Location]]:
-        """Lost Objects as Locations from..to, by track and run of layers."""
-        ended = self._patient.everything_ended()
-        by_track: dict[DataTrack, list[MissingBlocks]] = {}
+    # What to ask for
+
+    def _runs(self) -> list[_Run]:
+        """Lost Objects in runs that one FETCH brings with nothing beside."""
+        runs: list[_Run] = []
+        for track, places in self._lost.items():
+            here: list[_Run] = []
+            for start, end in places.ranges():
+                for first, last in self._missing(track, Span(start, end)):
+                    if here and self._adjoin(track, here[-1].last, first):
+                        here[-1] = here[-1]._replace(last=last)
+                    else:
+                        here.append(_Run(track, first, last))
+            runs += here
+        # Earlier layers first: a consumer needs them first.
+        return sorted(runs, key=lambda run: run.first)
+
+    def _missing(self, track: DataTrack, span: Span) -> Iterator[tuple[Location, Location]]:
+        """Missing Objects of a track within a span, in runs of one layer, ascending."""
         ledger = self._patient.ledger
-        tracks = {(track.segment, track.component.value): track for track in ledger.tracks}
-        for missing in ledger.missing():
-            track = tracks.get((missing.segment, missing.component))
-            if track is not None and (ended or self._is_lost(track, missing.layer)):
-                by_track.setdefault(track, []).append(missing)
-        runs = []
-        for track, parts in by_track.items():
-            first = parts[0]
-            previous = first
-            for part in [*parts[1:], None]:
-                if part is not None and part.layer - previous.layer <= 1:
-                    previous = part
-                    continue
-                runs.append(
-                    (
-                        track,
-                        Location(first.layer, first.first_block),
-                        Location(previous.layer, previous.last_block),
-                    )
-                )
-                if part is not None:
-                    first = previous = part
-        return runs
+        layers = range(span.first.group, min(span.last.group + 1, ledger.layers.stop))
+        for run in ledger.missing(layers):
+            if self._is_of(run, track):
+                first = max(Location(run.layer, run.first_block), span.first)
+                last = min(Location(run.layer, run.last_block), span.last)
+                if first <= last:
+                    yield first, last
 
-    def _is_lost(self, track: DataTrack, layer: int) -> bool:
-        return (track, layer) in self._lost or (track, None) in self._lost
+    @staticmethod
+    def _is_of(run: MissingBlocks, track: DataTrack) -> bool:
+        return (run.segment, run.component) == (track.segment, track.component.value)
 
-    async def _fetch(self, track: DataTrack, first: Location, last: Location) -> None:
-        """One FETCH from ``first`` to ``last``, both inclusive; returns when it has ended."""
+    def _adjoin(self, track: DataTrack, last: Location, first: Location) -> bool:
+        """Whether nothing but status Objects lies between two Locations."""
+        if first == following(last):
+            return True
+        manifest = self._patient.ledger.manifest
+        if manifest is None or first != Location(last.group + 1, 0):
+            return False
+        return last.object == manifest.segments[track.segment].blocks - 1
+
+    # Asking
+
+    async def _fetch(self, run: _Run) -> None:
+        """One FETCH of a run; returns when it has ended."""
         connection = self._patient.connection
         if not connection.is_open:
             return
-        name = FullTrackName(self._patient.namespace, track.name)
+        name = FullTrackName(self._patient.namespace, run.track.name)
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
             group_order=GroupOrder.ASCENDING,
             location_filter=LocationFilter.absolute_range(
-                first.group, first.object, last.group, last.object
+                run.first.group, run.first.object, run.last.group, run.last.object
             ),
         )
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         try:
             request_id = connection.core.requester.fetch(name, parameters)
         except UsageError as exc:
             _log.warning("recovery_fetch_not_made", reason=str(exc))
             return
         self.fetches += 1
-        self._requests.add(request_id)
+        done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        receiver = self._patient.receiver(run.track)
+        published: Location | None = run.last
+        """Largest Location of the track when we asked; None where it lies before the run."""
 
-        def ended(whole: bool, /) -> None:
+        def ended(failure: str | None) -> None:
             if not done.done():
-                done.set_result(whole)
+                done.set_result(failure)
 
-        receiver = self._patient.receiver(track)
-        connection.handle(request_id, lambda event: receiver.take(event, ended))
+        def take(event: events.Event) -> None:
+            nonlocal published
+            if isinstance(event, events.RequestAccepted) and isinstance(event.reply, FetchOk):
+                published = event.reply.end_location
+            elif isinstance(event, events.RequestRefused):
+                if event.error.error_code == RequestCode.INVALID_RANGE:
+                    published = None
+            receiver.take(event, ended)
+
+        connection.handle(request_id, take)
         try:
-            await done
+            failure = await done
         finally:
-            self._requests.discard(request_id)
             connection.cancel(request_id)
+        if failure is not None:
+            self._reason = failure
+        if self._patient.comes_of_itself(run.track):
+            # What was not published when we asked is not lost: it comes of itself.
+            behind = run.first if published is None else following(published)
+            if behind is not None:
+                self._lost[run.track].remove(max(behind, run.first), run.last)

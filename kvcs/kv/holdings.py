@@ -278,14 +278,22 @@ class Holdings:
                 break
         return leading
 
-    def missing(self) -> tuple[MissingBlocks, ...]:
+    def missing(self, layers: range | None = None) -> tuple[MissingBlocks, ...]:
         """What is not verified yet, in runs of blocks, by segment, layer and component.
 
         Blocks beyond the segments added so far are reported under the next segment's number.
+
+        Args:
+            layers: look at these layers only, as far as they are selected; ascending by 1.
         """
+        if layers is None:
+            layers = self.layers
+        else:
+            first, last = max(layers.start, self.layers.start), min(layers.stop, self.layers.stop)
+            layers = range(first, max(first, last))
         found: list[MissingBlocks] = []
         for number, part in enumerate(self._parts):
-            for layer in self.layers:
+            for layer in layers:
                 for track in part.tracks:
                     row = self._rows.get((track, layer))
                     runs = [(0, part.wanted)]
@@ -300,7 +308,7 @@ class Holdings:
             components: tuple[Component, ...] = self.descriptor.components
             if self._parts:
                 components = tuple(track.component for track in self._parts[-1].tracks)
-            for layer in self.layers:
+            for layer in layers:
                 for component in components:
                     number, first = len(self._parts), self.covered
                     found.append(self._run(number, component, layer, first, 0, beyond))

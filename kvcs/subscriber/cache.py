@@ -19,7 +19,7 @@ from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
-from kvcs.recovery import Recovery
+from kvcs.recovery import EVERYTHING, Recovery, Span
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.report import CacheProgress, CacheReport
@@ -39,7 +39,7 @@ class Cache:
             attend(layer.index, layer.k, layer.v)
 
     Iterating ends once every selected layer was handed out and the newest manifest has confirmed
-    all of them; it raises what `layer` raises.
+    all of them; it raises what `layer` and `complete` raise.
 
     Attributes:
         prefix: the consumer's prefix.
@@ -50,10 +50,9 @@ class Cache:
         self,
         follower: ManifestFollower,
         prefix: Prefix,
+        ledger: Ledger,
         settings: SubscriberSettings,
         *,
-        layers: tuple[int, int] | None,
-        blocks: int | None,
         retrieve: Retrieve,
         opened_at: float,
         deadline_at: float,
@@ -63,13 +62,10 @@ class Cache:
         self._connection = follower.connection
         self._settings = settings
         self._retrieve = retrieve
-        self._selective = layers is not None or blocks is not None
-        self._ledger = Ledger(
-            prefix.descriptor,
-            blocks=prefix.blocks if blocks is None else blocks,
-            layers=layers,
-            max_data_octets=settings.max_data_octets,
+        self._selective = (
+            ledger.blocks < prefix.blocks or len(ledger.layers) < prefix.descriptor.layers
         )
+        self._ledger = ledger
         self._follower = follower
         self._loop = asyncio.get_running_loop()
         self._opened_at = opened_at
@@ -83,11 +79,10 @@ class Cache:
         self._requests = TrackRequests(
             follower.connection, follower.namespace, settings.subscriber_priority
         )
-        self._ended: set[DataTrack] = set()
         self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
         self._completion: asyncio.Future[None] = self._loop.create_future()
         self._stall: asyncio.TimerHandle | None = None
-        self._verified_at_stall = -1
+        self._octets_at_stall = -1
         self._recovery = Recovery(self, settings)
         self._deadline = self._loop.call_at(deadline_at, self._deadline_passed)
         self._deadline_seconds = deadline_at - opened_at
@@ -102,10 +97,10 @@ class Cache:
 
         Raises:
             UsageError: the layer was not selected.
-            CacheIncomplete: it did not become whole before the deadline, or recovery failed.
+            CacheIncomplete: it did not become whole before the deadline, recovery failed, the
+                session ended (`__cause__` is the `ConnectionClosed`), or the cache was closed.
             PublicationAborted: the producer gave the publication up.
             PublicationError: the publication contradicts itself.
-            ConnectionClosed: the session ended.
 
         A layer that is whole is returned whatever happened to others, unless the publication
         contradicted itself.
@@ -128,11 +123,9 @@ class Cache:
             if future in waiters:
                 waiters.remove(future)
 
-    async def __aiter__(self) -> AsyncIterator[LayerTensors]:
+    def __aiter__(self) -> AsyncIterator[LayerTensors]:
         """Every selected layer, in order, each as soon as it is whole; then `complete`."""
-        for index in self._ledger.layers:
-            yield await self.layer(index)
-        await self.complete()
+        return _Layers(self)
 
     async def complete(self) -> None:
         """Wait until every selected layer is whole and the manifest says that its segments are.
@@ -172,8 +165,7 @@ class Cache:
         """How far the retrieval is."""
         ledger = self._ledger
         per_layer = sum(
-            self._blocks_wanted(entry) * len(choose_tracks(entry))
-            for entry in self.manifest.segments
+            self._blocks_wanted(self.manifest.segments[track.segment]) for track in ledger.tracks
         )
         return CacheProgress(
             sum(1 for index in ledger.layers if ledger.is_ready(index)),
@@ -238,7 +230,9 @@ class Cache:
         for handle in (self._stall, self._deadline):
             if handle is not None:
                 handle.cancel()
-        self._release_waiters(self._error or CacheIncomplete("the cache was closed"))
+        if self._error is None:
+            self._error = self._incomplete("the cache was closed")
+        self._release_waiters(self._error)
         self._log_end()
 
     def follower_changed(self) -> None:
@@ -264,15 +258,13 @@ class Cache:
                     future.set_result(tensors)
         self._check_completion()
 
-    def lost(self, track: DataTrack, layer: int | None, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
         """Objects are owed again: fetch them."""
         if not self._closed and self._error is None:
-            self._recovery.lost(track, layer, reason)
+            self._recovery.lost(track, span, reason)
 
-    def track_ended(self, track: DataTrack) -> None:
-        """Nothing more comes of itself on a track: look what lacks once that is so for all."""
-        self._ended.add(track)
-        self._check_completion()
+    def track_changed(self, track: DataTrack) -> None:
+        """Less comes of itself on a track than before: look what lacks."""
         self._look_soon()
 
     def failed(self, error: KvcsError) -> None:
@@ -307,10 +299,16 @@ class Cache:
         """Receiver of a data track."""
         return self._receivers[track]
 
-    def everything_ended(self) -> bool:
-        """Whether nothing more comes of itself on any selected track."""
-        covered = self._ledger.covered == self._ledger.blocks
-        return covered and all(track in self._ended for track in self._ledger.tracks)
+    def comes_of_itself(self, track: DataTrack) -> bool:
+        """Whether Objects of a track that were not published yet will come unasked."""
+        receiver = self._receivers[track]
+        # Through a relay that loses the signs of an end, the manifest alone counts.
+        published = receiver.filled and self.manifest.segments[track.segment].complete
+        return not (receiver.over or published)
+
+    def recovered(self) -> None:
+        """What was lost is there: look whether that was all."""
+        self._look_soon()
 
     def recovery_failed(self, reason: str) -> None:
         """Recovery used its time up."""
@@ -329,6 +327,7 @@ class Cache:
             self.failed(exc)
             raise
         self.verified()
+        self._look_soon()
 
     def _segments(self) -> set[int]:
         return {track.segment for track in self._ledger.tracks}
@@ -349,10 +348,9 @@ class Cache:
             self._retrieve == "auto" and self._selective and entry.complete
         ):
 
-            def ended(whole: bool) -> None:
-                if not whole:
-                    self.lost(track, None, "a fetch was refused or reset")
-                self.track_ended(track)
+            def ended(failure: str | None) -> None:
+                self.lost(track, EVERYTHING, failure or "a fetch left objects out")
+                receiver.end()
 
             self._requests.fetch(
                 track,
@@ -391,28 +389,40 @@ class Cache:
             self._deadline.cancel()
 
     def _look_soon(self) -> None:
-        """Once all has ended, what lacks after a short silence is owed."""
-        if self._closed or self._stall is not None or self._is_complete():
+        """Look what lacks after a short silence, if nothing more comes of itself."""
+        if self._closed or self._error is not None or self._is_complete():
             return
-        self._verified_at_stall = self._ledger.counters.octets
-        self._stall = self._loop.call_later(self._settings.stall, self._look)
+        if self._stall is None and self._nothing_more():
+            self._octets_at_stall = self._octets()
+            self._stall = self._loop.call_later(self._settings.stall, self._look)
 
     def _look(self) -> None:
         self._stall = None
+        if self._octets() != self._octets_at_stall or any(
+            receiver.open_streams for receiver in self._receivers.values()
+        ):
+            self._look_soon()  # it still comes
+            return
         if self._closed or self._error is not None or self._is_complete():
             return
-        streams = sum(receiver.open_streams for receiver in self._receivers.values())
-        moved = self._ledger.counters.octets != self._verified_at_stall
-        filled = all(receiver.filled for receiver in self._receivers.values())
-        over = self.everything_ended() or (filled and self.manifest.complete)
-        if moved or streams:
-            self._look_soon()
-        elif over and self._ledger.whole:
-            self._recovery.manifest_missing()
-        elif over:
-            for track in self._ledger.tracks:
-                self._ended.add(track)
-                self.lost(track, None, "the track ended before every object came")
+        if not self._nothing_more():
+            return
+        for track in self._ledger.tracks:
+            self.lost(track, EVERYTHING, "the track ended before every object came")
+        covered, blocks = self._ledger.covered, self._ledger.blocks
+        if covered < blocks:
+            self._recovery.bound(f"the publication ended with {covered} of {blocks} blocks")
+        elif self._ledger.whole:
+            self._recovery.bound("no manifest called the segments complete")
+
+    def _octets(self) -> int:
+        return sum(receiver.octets for receiver in self._receivers.values())
+
+    def _nothing_more(self) -> bool:
+        """Whether nothing more comes of itself: no Object, and no further segment."""
+        if self._ledger.covered < self._ledger.blocks and not self._follower.ended:
+            return False
+        return not any(self.comes_of_itself(track) for track in self._receivers)
 
     def _incomplete(self, reason: str) -> CacheIncomplete:
         return CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
@@ -447,3 +457,23 @@ class Cache:
             first_layer_seconds=report.first_layer_seconds,
             last_layer_seconds=report.last_layer_seconds,
         )
+
+
+class _Layers:
+    """Iterates over the layers of a cache.
+
+    Not a generator: one that is left half-way would be closed by the loop, later, in a task.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._left = iter(cache.layers)
+
+    def __aiter__(self) -> _Layers:
+        return self
+
+    async def __anext__(self) -> LayerTensors:
+        for index in self._left:
+            return await self._cache.layer(index)
+        await self._cache.complete()
+        raise StopAsyncIteration

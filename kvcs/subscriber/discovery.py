@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcs.errors import PublicationError, PublicationNotFound
-from kvcs.kv import Manifest, Prefix, PublicationNamespace
+from kvcs.kv import Prefix, PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
@@ -76,8 +76,8 @@ class Discovery:
             Its follower, which has a manifest; the caller stops it.
 
         Raises:
-            PublicationNotFound: none was there in time; the message tells "nothing was announced"
-                from "the peer did not say".
+            PublicationNotFound: none was there in time; `absent` tells "nothing was announced"
+                from "unknown".
             ConnectionClosed: every session has ended.
             RequestError: every session refused to tell.
         """
@@ -106,7 +106,7 @@ class Discovery:
             self._changed.clear()
             self._follow_new(watches)
             now = loop.time()
-            best, settled = self._best(now)
+            best, settled = self._best(watches, now)
             if best is not None:
                 return best
             errors = [watch.error for watch in watches.values() if watch.error is not None]
@@ -128,8 +128,8 @@ class Discovery:
         if self._answered_at is None and answered:
             self._answered_at = now
         reading = any(
-            follower.error is None and follower.manifest is None
-            for follower in self._followers.values()
+            follower.error is None and not follower.ready
+            for follower in self._announced(watches).values()
         )
         if reading or self._answered_at is None:
             return deadline
@@ -160,12 +160,26 @@ class Discovery:
                 self._followers[place] = follower
                 follower.start()
 
-    def _best(self, now: float) -> tuple[ManifestFollower | None, float]:
+    def _announced(
+        self, watches: dict[Connection, NamespaceWatch]
+    ) -> dict[tuple[Connection, TrackNamespace], ManifestFollower]:
+        """Followers of what is announced still: who has withdrawn may be gone."""
+        return {
+            (session, namespace): follower
+            for (session, namespace), follower in self._followers.items()
+            if namespace in watches[session].namespaces
+        }
+
+    def _best(
+        self, watches: dict[Connection, NamespaceWatch], now: float
+    ) -> tuple[ManifestFollower | None, float]:
         """The publication to take now, or when to look again at the latest."""
         usable = {
-            place: follower for place, follower in self._followers.items() if follower.error is None
+            place: follower
+            for place, follower in self._announced(watches).items()
+            if follower.error is None
         }
-        ready = [place for place, follower in usable.items() if follower.manifest is not None]
+        ready = [place for place, follower in usable.items() if follower.ready]
         if not ready:
             return None, float("inf")
         if self._settled_at is None:
@@ -178,7 +192,7 @@ class Discovery:
             assert manifest is not None
             return (
                 not manifest.complete,
-                -_blocks(manifest, self._prefix),
+                -usable[place].blocks,
                 -self._order[place],
                 place[1][-1],
             )
@@ -186,7 +200,8 @@ class Discovery:
         return usable[min(ready, key=rank)], now
 
     def _not_found(self, watches: dict[Connection, NamespaceWatch]) -> PublicationNotFound:
-        failures = [f.error for f in self._followers.values() if f.error is not None]
+        followers = self._announced(watches).values()
+        failures = [each.error for each in followers if each.error is not None]
         if failures:
             error = PublicationNotFound(f"no usable publication of the prefix: {failures[-1]}")
             error.__cause__ = failures[-1]
@@ -196,13 +211,6 @@ class Discovery:
             return PublicationNotFound(
                 f"unknown whether the prefix is published: {silent[0]} has not answered yet"
             )
-        if self._followers:
+        if followers:
             return PublicationNotFound("a publication was announced, but its manifest never came")
-        return PublicationNotFound("no publication of the prefix is announced")
-
-
-def _blocks(manifest: Manifest, prefix: Prefix) -> int:
-    try:
-        return sum(entry.blocks for entry in manifest.covering(prefix))
-    except PublicationError:
-        return 0
+        return PublicationNotFound("no publication of the prefix is announced", absent=True)

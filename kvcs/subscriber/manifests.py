@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from kvcs.errors import KvcsError, PublicationAborted, PublicationError, RequestError
-from kvcs.kv import MANIFEST, MANIFEST_COSE, Manifest, Prefix, parse_manifest
+from kvcs.kv import (
+    MANIFEST,
+    MANIFEST_COSE,
+    Manifest,
+    Prefix,
+    PublicationNamespace,
+    parse_manifest,
+)
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
@@ -69,6 +76,8 @@ class ManifestFollower:
         """Why the publication cannot be used, once that is known."""
         self.ended = False
         """Whether the publisher says that no more versions come."""
+        self.blocks = 0
+        """Blocks of the prefix that the newest version covers."""
         self.versions = 0
         """Versions read."""
         self.on_manifest: Callable[[Manifest], None] | None = None
@@ -87,12 +96,20 @@ class ManifestFollower:
         """Begin; `on_change` tells what comes of it."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
+    @property
+    def ready(self) -> bool:
+        """Whether a version has been read that covers blocks of the prefix."""
+        return self.error is None and self.blocks > 0
+
     def stop(self) -> None:
         """Cancel the subscription and whatever is under way."""
         if self._starting is not None:
             self._starting.cancel()
         for task in self._parsing:
             task.cancel()
+        self._cancel()
+
+    def _cancel(self) -> None:
         if self._request_id is not None:
             self.connection.cancel(self._request_id)
             self._request_id = None
@@ -101,11 +118,11 @@ class ManifestFollower:
     async def _start(self) -> None:
         try:
             try:
-                await self._subscribe(MANIFEST_COSE)
+                await self._subscribe(MANIFEST_COSE, lambda _: None)
             except RequestError as exc:
                 if exc.code != RequestCode.DOES_NOT_EXIST:
                     raise
-                await self._subscribe(MANIFEST)
+                await self._subscribe(MANIFEST, self._take)
             else:
                 raise PublicationError(
                     "the publication is signed (manifest.cose), and this consumer has no producer"
@@ -114,7 +131,7 @@ class ManifestFollower:
         except KvcsError as exc:
             self._fail(exc)
 
-    async def _subscribe(self, name: bytes) -> None:
+    async def _subscribe(self, name: bytes, handler: Callable[[events.Event], None]) -> None:
         connection = self.connection
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
@@ -126,12 +143,13 @@ class ManifestFollower:
             FullTrackName(self.namespace, name), parameters
         )
         self._request_id = request_id
-        connection.handle(request_id, self._take)
+        connection.handle(request_id, handler)
         await connection.reply(request_id)
 
     def _fail(self, error: KvcsError) -> None:
         if self.error is None:
             self.error = error
+            self._cancel()
             self.notify()
 
     def _take(self, event: events.Event) -> None:
@@ -182,7 +200,7 @@ class ManifestFollower:
     def _arrived(self, arriving: _Arriving) -> None:
         if len(arriving.octets) <= THREAD_OCTETS:
             try:
-                self._apply(arriving.group_id, self._parse(arriving.octets))
+                self._apply(arriving.group_id, *self._parse(arriving.octets))
             except KvcsError as exc:
                 self._fail(exc)
             return
@@ -192,21 +210,33 @@ class ManifestFollower:
 
     async def _parse_in_thread(self, arriving: _Arriving) -> None:
         try:
-            manifest = await asyncio.to_thread(self._parse, arriving.octets)
-            self._apply(arriving.group_id, manifest)
+            parsed = await asyncio.to_thread(self._parse, arriving.octets)
+            self._apply(arriving.group_id, *parsed)
         except KvcsError as exc:
             self._fail(exc)
 
-    def _parse(self, octets: bytearray) -> Manifest:
+    def _parse(self, octets: bytearray) -> tuple[Manifest, int]:
+        """Read a version and hold it to the prefix; returns it and the blocks that it covers."""
         manifest = parse_manifest(octets, self._settings.manifest_limits)
         manifest.check_identity(self._prefix)
-        return manifest
+        if PublicationNamespace.parse(self.namespace).compat_id != self._prefix.compat_id:
+            raise PublicationError(
+                "manifest: compat has another Compatibility ID than the namespace"
+            )
+        entries = manifest.covering(self._prefix)
+        if manifest.segments and not entries:
+            raise PublicationError(
+                f"manifest: segment 0 has {manifest.segments[0].blocks} blocks, the prefix has"
+                f" {self._prefix.blocks}; nothing of it can be checked against our Block Keys"
+            )
+        return manifest, sum(entry.blocks for entry in entries)
 
-    def _apply(self, group_id: int, manifest: Manifest) -> None:
+    def _apply(self, group_id: int, manifest: Manifest, blocks: int) -> None:
         if group_id <= self._newest or self.error is not None:
             return  # a newer version was quicker
         self._newest = group_id
         self.manifest = manifest
+        self.blocks = blocks
         self.versions += 1
         if self.on_manifest is not None:
             self.on_manifest(manifest)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvcs.errors import KvcsError, ObjectError, PublicationAborted, PublicationError
 from kvcs.kv import DataTrack, Ledger, Slot
 from kvcs.moqt import events
-from kvcs.moqt.data import FetchHeader
+from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.errors import PublishDoneCode
-from kvcs.moqt.objects import ObjectStatus, RangeKind
+from kvcs.moqt.intervals import FIRST, following
+from kvcs.moqt.messages import SubscribeOk
+from kvcs.moqt.names import Location
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus, RangeKind
+from kvcs.moqt.parameters import ParameterType
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
+from kvcs.recovery import EVERYTHING, FetchEnd, Span
 
 _log = get_logger("kvcs.subscriber")
 
@@ -23,14 +28,40 @@ class Taker(Protocol):
     def verified(self) -> None:
         """An Object was verified; a layer may be whole now."""
 
-    def lost(self, track: DataTrack, layer: int | None, reason: str) -> None:
-        """Objects of a layer, or of any, did not come or were bad: they are owed again."""
+    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+        """What is missing of the span does not come of itself: it is owed again."""
 
-    def track_ended(self, track: DataTrack) -> None:
-        """One of the draft's signals: nothing more comes of itself; look what lacks."""
+    def track_changed(self, track: DataTrack) -> None:
+        """`TrackReceiver.filled` or `TrackReceiver.over` was set: look what lacks."""
 
     def failed(self, error: KvcsError) -> None:
         """The publication cannot be used any more."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One open stream of the track."""
+
+    request_id: int
+    header: SubgroupHeader | FetchHeader
+    slot: Slot | None = None
+    """Takes the Object that is on its way."""
+
+    passed: Location | None = None
+    """Last Object that began, or end of the last range that was marked."""
+
+    @property
+    def behind(self) -> Location:
+        """The first Location that did not come."""
+        if self.slot is not None:
+            return self.slot.location
+        return FIRST if self.passed is None else following(self.passed) or self.passed
+
+    def drop(self) -> None:
+        """Give up the Object that is on its way."""
+        if self.slot is not None:
+            self.slot.abandon()
+            self.slot = None
 
 
 class TrackReceiver:
@@ -48,120 +79,162 @@ class TrackReceiver:
     ) -> None:
         self.track = track
         self.filled = False
-        """Whether its fill has ended with FIN, or there was none to come."""
-        self.open_streams = 0
+        """Whether all that was published before the subscription has come, or there was nothing:
+        only live Objects are to come."""
+        self.over = False
+        """Whether nothing more comes of itself, live Objects included."""
+        self.octets = 0
+        """Payload octets so far."""
         self._connection = connection
         self._ledger = ledger
         self._taker = taker
-        self._slots: dict[int, Slot] = {}
-        self._layers: dict[int, int] = {}
-        self._fetch_streams: set[int] = set()
-        self._seen_end = False
+        self._largest: Location | None = None
+        self._streams: dict[int, _Stream] = {}
 
-    def take(self, event: events.Event, on_fetch_end: Callable[[bool], None] | None = None) -> None:
+    @property
+    def open_streams(self) -> int:
+        """Streams that may still bring something."""
+        return len(self._streams)
+
+    def take(self, event: events.Event, on_fetch_end: FetchEnd | None = None) -> None:
         """One event of a request of this track.
 
         Args:
             event: what happened.
-            on_fetch_end: for a FETCH: told whether its stream ended with FIN and left nothing
-                unknown.
+            on_fetch_end: for a FETCH: told once how it ended.
         """
         try:
             self._take(event, on_fetch_end)
         except PublicationError as exc:
             self._taker.failed(exc)
 
-    def _take(self, event: events.Event, on_fetch_end: Callable[[bool], None] | None) -> None:
+    def end(self) -> None:
+        """Nothing more comes of itself: the one request of the track is over."""
+        self.over = True
+        self._taker.track_changed(self.track)
+
+    def _take(self, event: events.Event, on_fetch_end: FetchEnd | None) -> None:
         if isinstance(event, events.ObjectChunk):
-            slot = self._slots.get(event.stream_id)
+            self.octets += len(event.data)
+            slot = self._streams[event.stream_id].slot
             if slot is not None:
                 slot.write(event.data)
         elif isinstance(event, events.ObjectStarted):
-            self._begin(event)
+            self._begin(self._streams[event.stream_id], event.header)
         elif isinstance(event, events.ObjectEnded):
-            self._end(event)
+            self._end(self._streams[event.stream_id])
         elif isinstance(event, events.DataStreamOpened):
-            self.open_streams += 1
-            if isinstance(event.header, FetchHeader):
-                self._fetch_streams.add(event.stream_id)
+            self._streams[event.stream_id] = _Stream(event.request_id, event.header)
         elif isinstance(event, events.DataStreamEnded):
             self._stream_ended(event, on_fetch_end)
         elif isinstance(event, events.RangeMarked):
-            if event.kind is not RangeKind.NON_EXISTENT:
-                self._taker.lost(self.track, None, f"range marked {event.kind.name}")
+            self._range_marked(self._streams[event.stream_id], event)
         elif isinstance(event, events.SubscriptionEnded):
             self._subscription_ended(event)
+        elif isinstance(event, events.RequestAccepted):
+            if isinstance(event.reply, SubscribeOk):
+                self._subscribed(event.reply)
         elif isinstance(event, events.TrackMalformed):
             self._taker.failed(PublicationError(f"{self.track} is malformed: {event.reason}"))
         elif isinstance(event, events.SessionClosed):
             self._taker.failed(self._connection.close_error())
-        elif isinstance(event, events.RequestCancelled | events.RequestRefused):
-            if on_fetch_end is not None:
-                on_fetch_end(False)
-            else:
-                self._taker.lost(self.track, None, "the peer ended the subscription")
-                self._taker.track_ended(self.track)
+        elif isinstance(event, events.RequestRefused):
+            error = event.error
+            why = f"{self.track} was refused with {error.error_code:#x}: {error.reason}"
+            self._request_ended(event.request_id, why, on_fetch_end)
+        elif isinstance(event, events.RequestCancelled):
+            why = f"the peer ended the request of {self.track}"
+            self._request_ended(event.request_id, why, on_fetch_end)
 
-    def _begin(self, event: events.ObjectStarted) -> None:
-        header = event.header
-        self._layers[event.stream_id] = header.group_id
+    def _subscribed(self, reply: SubscribeOk) -> None:
+        self._largest = reply.parameters.get(ParameterType.LARGEST_OBJECT)
+        if self._largest is None:
+            self.filled = True  # nothing was published yet: no fill comes
+            self._taker.track_changed(self.track)
+
+    def _begin(self, stream: _Stream, header: ObjectHeader) -> None:
+        stream.passed = header.location
         if header.status is ObjectStatus.END_OF_TRACK:
-            self._seen_end = True
-            self._taker.track_ended(self.track)
+            self.end()
             return
         if header.status is ObjectStatus.END_OF_GROUP:
             self._ledger.end_of_group(self.track, header.location)
             return
         try:
-            slot = self._ledger.begin(self.track, header.location, header.payload_length)
+            stream.slot = self._ledger.begin(self.track, header.location, header.payload_length)
         except ObjectError as exc:
-            self._rejected(exc, header.group_id)
-            return
-        if slot is not None:
-            self._slots[event.stream_id] = slot
+            self._rejected(exc, header.location)
 
-    def _end(self, event: events.ObjectEnded) -> None:
-        slot = self._slots.pop(event.stream_id, None)
+    def _end(self, stream: _Stream) -> None:
+        slot, stream.slot = stream.slot, None
         if slot is None:
             return
         try:
             slot.finish()
         except ObjectError as exc:
-            self._rejected(exc, slot.location.group)
+            self._rejected(exc, slot.location)
         else:
             self._taker.verified()
 
-    def _rejected(self, error: ObjectError, layer: int) -> None:
+    def _rejected(self, error: ObjectError, location: Location) -> None:
         _log.warning("object_rejected", track=str(self.track), check=error.check, why=str(error))
-        self._taker.lost(self.track, layer, f"an object failed its {error.check} check")
+        reason = f"an object failed its {error.check} check"
+        self._taker.lost(self.track, Span(location, location), reason)
 
-    def _stream_ended(
-        self, event: events.DataStreamEnded, on_fetch_end: Callable[[bool], None] | None
-    ) -> None:
-        self.open_streams -= 1
-        slot = self._slots.pop(event.stream_id, None)
-        if slot is not None:
-            slot.abandon()
-        layer = self._layers.pop(event.stream_id, None)
-        fetched = event.stream_id in self._fetch_streams
-        self._fetch_streams.discard(event.stream_id)
+    def _range_marked(self, stream: _Stream, event: events.RangeMarked) -> None:
+        span = Span(stream.behind, event.location)
+        stream.passed = event.location
+        if event.kind is not RangeKind.NON_EXISTENT:
+            self._taker.lost(self.track, span, f"a range was marked {event.kind.name}")
+
+    def _stream_ended(self, event: events.DataStreamEnded, on_fetch_end: FetchEnd | None) -> None:
+        stream = self._streams.pop(event.stream_id)
+        behind = stream.behind
+        stream.drop()
+        code = event.reset_code
+        failure = None if code is None else f"a stream was reset with code {code:#x}"
         if on_fetch_end is not None:
-            on_fetch_end(event.reset_code is None)
-        elif event.reset_code is not None:
-            which = None if fetched else layer
-            reason = f"a stream was reset with code {event.reset_code:#x}"
-            self._taker.lost(self.track, which, reason)
-            self.filled = self.filled or fetched
-        elif fetched:
-            self.filled = True
-            self._taker.track_ended(self.track)
+            on_fetch_end(failure)
+        elif isinstance(stream.header, FetchHeader):
+            self._fill_ended(behind, failure)
+        else:
+            self._subgroup_ended(stream.header, failure)
+
+    def _fill_ended(self, behind: Location, failure: str | None) -> None:
+        # A fill holds all that was published before the subscription; what it left out is lost.
+        self.filled = True
+        if self._largest is not None:
+            span = Span(FIRST if failure is None else behind, self._largest)
+            self._taker.lost(self.track, span, failure or "a fill left objects out")
+        self._taker.track_changed(self.track)
+
+    def _subgroup_ended(self, header: SubgroupHeader, failure: str | None) -> None:
+        if failure is not None or (header.end_of_group and self._is_live(header.group_id)):
+            span = Span.of_group(header.group_id)
+            self._taker.lost(self.track, span, failure or "a stream left objects out")
+
+    def _is_live(self, group_id: int) -> bool:
+        """Whether no fill brings Objects of a Group any more."""
+        return self.filled or self._largest is None or group_id > self._largest.group
+
+    def _request_ended(self, request_id: int, reason: str, on_fetch_end: FetchEnd | None) -> None:
+        for stream_id, stream in list(self._streams.items()):
+            if stream.request_id == request_id:
+                stream.drop()
+                del self._streams[stream_id]
+        if on_fetch_end is not None:
+            on_fetch_end(reason)
+        else:
+            self._taker.lost(self.track, EVERYTHING, reason)
+            self.end()
 
     def _subscription_ended(self, event: events.SubscriptionEnded) -> None:
-        if event.status == PublishDoneCode.TRACK_ENDED:
-            self._taker.track_ended(self.track)
-        elif event.status == PublishDoneCode.INTERNAL_ERROR:
+        if event.status == PublishDoneCode.INTERNAL_ERROR:
             self._taker.failed(PublicationAborted(event.reason))
-        else:
-            code = event.status
-            self._taker.lost(self.track, None, f"the subscription ended with status {code:#x}")
-            self._taker.track_ended(self.track)
+            return
+        if event.status != PublishDoneCode.TRACK_ENDED:
+            reason = f"the subscription ended with status {event.status:#x}"
+            if event.reason:
+                reason += f": {event.reason}"
+            self._taker.lost(self.track, EVERYTHING, reason)
+        self.end()

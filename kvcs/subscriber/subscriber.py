@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import get_args
 
-from kvcs.errors import PublicationNotFound, UsageError
-from kvcs.kv import Prefix, PublicationNamespace, parse_holder_uri
-from kvcs.kv.tracks import APPLICATION
+from kvcs.errors import (
+    ConnectionClosed,
+    KvcsError,
+    PublicationNotFound,
+    RequestError,
+    UsageError,
+)
+from kvcs.kv import Ledger, Prefix, PublicationNamespace, parse_holder_uri
+from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
+from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.cache import Cache, Retrieve
 from kvcs.subscriber.discovery import Discovery, PublicationInfo, publications
@@ -41,30 +49,40 @@ class Subscriber:
             of: a prefix, or a Scope ID of 16 octets for all publications of a scope.
 
         Raises:
+            UsageError: ``of`` is neither.
             PublicationNotFound: no session has answered in time: unknown, not absent.
             RequestError: every session refused to tell.
             ConnectionClosed: every session has ended.
         """
-        prefix = of.namespace_prefix() if isinstance(of, Prefix) else (APPLICATION, of)
-        found: list[PublicationInfo] = []
-        errors: list[Exception] = []
-        for session in self._sessions:
-            watch = session.namespaces.watch(prefix)
-            try:
-                async with asyncio.timeout(self.settings.least_deadline):
-                    await watch.answered.wait()
-                if watch.error is None:
-                    await self._listen(session)
-                    found += publications(watch, session.peer)
-                else:
-                    errors.append(watch.error)
-            except TimeoutError:
-                errors.append(PublicationNotFound(f"{session.peer} has not answered in time"))
-            finally:
-                session.namespaces.release(watch)
-        if errors and len(errors) == len(self._sessions):
+        if not isinstance(of, Prefix) and len(of) != SCOPE_ID_OCTETS:
+            raise UsageError(f"a Scope ID has {SCOPE_ID_OCTETS} octets, not {len(of)}")
+        prefix = of.namespace_prefix() if isinstance(of, Prefix) else (APPLICATION, bytes(of))
+        results = await asyncio.gather(*(self._list(each, prefix) for each in self._sessions))
+        errors = [result for result in results if isinstance(result, Exception)]
+        if len(errors) == len(results):
             raise errors[0]
-        return found
+        answers = [result for result in results if not isinstance(result, Exception)]
+        return [info for answer in answers for info in answer]
+
+    async def _list(
+        self, session: Connection, prefix: TrackNamespace
+    ) -> Sequence[PublicationInfo] | Exception:
+        """What one session announces, or why it does not tell."""
+        watch = session.namespaces.watch(prefix)
+        try:
+            async with asyncio.timeout(self.settings.least_deadline):
+                await watch.answered.wait()
+            if watch.error is None:
+                await self._listen(session)
+            if watch.error is not None:
+                return watch.error
+            return publications(watch, session.peer)
+        except TimeoutError:
+            return PublicationNotFound(
+                f"unknown what is published: {session.peer} has not answered in time"
+            )
+        finally:
+            session.namespaces.release(watch)
 
     async def _listen(self, session: Connection) -> None:
         """Let the peer's announcements come in for the time that discovery listens."""
@@ -87,7 +105,7 @@ class Subscriber:
         wait: float | None = None,
         layers: tuple[int, int] | None = None,
         blocks: int | None = None,
-        publication: str | PublicationNamespace | None = None,
+        publication: str | PublicationNamespace | PublicationInfo | None = None,
         retrieve: Retrieve = "auto",
     ) -> AsyncIterator[Cache]:
         """Find a publication of ``prefix`` and retrieve it; leaving the context ends it.
@@ -102,7 +120,8 @@ class Subscriber:
                 takes only what is announced already.
             layers: first and last layer, inclusive; all by default.
             blocks: the first so many blocks; all of the prefix by default.
-            publication: a holder URI or namespace: take this one, ask for no other.
+            publication: a holder URI, a namespace, or what `list` gave: take this one, ask for no
+                other. It is asked for on the Subscriber's sessions, whatever host a URI names.
             retrieve: "subscribe" follows a publication while it is produced and fills in what was
                 published before, each Object exactly once; "fetch" asks for what is there; "auto"
                 fetches a selection of complete segments and subscribes otherwise.
@@ -114,15 +133,24 @@ class Subscriber:
             PublicationNotFound: there was none to use.
             PublicationError: the publication that was named cannot be used: its manifest does not
                 fit the prefix, and the message says where.
-            UsageError: the selection does not fit the prefix.
+            UsageError: the selection does not fit the prefix, or an argument is out of bounds.
+            RequestError: every session refused, or none has the publication that was named.
             ConnectionClosed: the session ended.
+
+        Cancelling ends every request of it; nothing is left behind.
         """
         loop = asyncio.get_running_loop()
         opened_at = loop.time()
+        ledger = self._ledger(prefix, layers, blocks)
+        if retrieve not in get_args(Retrieve):
+            known = ", ".join(get_args(Retrieve))
+            raise UsageError(f"retrieve must be one of {known}, not {retrieve!r}")
         tokens = prefix.blocks * prefix.descriptor.block_tokens
         seconds = self.settings.deadline(tokens) if deadline is None else deadline
         if not seconds > 0:
             raise UsageError(f"deadline must be more than 0 s, not {seconds}")
+        if wait is not None and not wait >= 0:
+            raise UsageError(f"wait must not be negative, not {wait}")
         deadline_at = opened_at + seconds
         wait_until = deadline_at if wait is None else min(deadline_at, opened_at + wait)
         if publication is None:
@@ -130,20 +158,15 @@ class Subscriber:
             follower = await discovery.choose(wait_until, deadline_at)
         else:
             follower = await self._named(prefix, publication, deadline_at)
-        try:
-            cache = Cache(
-                follower,
-                prefix,
-                self.settings,
-                layers=layers,
-                blocks=blocks,
-                retrieve=retrieve,
-                opened_at=opened_at,
-                deadline_at=deadline_at,
-            )
-        except BaseException:
-            follower.stop()
-            raise
+        cache = Cache(
+            follower,
+            prefix,
+            ledger,
+            self.settings,
+            retrieve=retrieve,
+            opened_at=opened_at,
+            deadline_at=deadline_at,
+        )
         follower.notify = cache.follower_changed
         try:
             cache.start()
@@ -151,20 +174,50 @@ class Subscriber:
         finally:
             cache.close()
 
+    def _ledger(self, prefix: Prefix, layers: tuple[int, int] | None, blocks: int | None) -> Ledger:
+        """What is selected; refused here, before anything is asked for."""
+        if blocks is not None and blocks > prefix.blocks:
+            raise UsageError(f"blocks must be at most the prefix's {prefix.blocks}, not {blocks}")
+        return Ledger(
+            prefix.descriptor,
+            blocks=prefix.blocks if blocks is None else blocks,
+            layers=layers,
+            max_data_octets=self.settings.max_data_octets,
+        )
+
     async def _named(
-        self, prefix: Prefix, publication: str | PublicationNamespace, until: float
+        self,
+        prefix: Prefix,
+        publication: str | PublicationNamespace | PublicationInfo,
+        until: float,
     ) -> ManifestFollower:
-        """Follow one publication that the caller names, on the first session."""
+        """Follow one publication that the caller names, on the first session that has it."""
         if isinstance(publication, str):
             _, publication = parse_holder_uri(publication)
+        elif isinstance(publication, PublicationInfo):
+            publication = publication.namespace
+        error: KvcsError | None = None
+        for session in self._sessions:
+            follower = await self._follow(session, prefix, publication, until)
+            if follower.error is None:
+                return follower
+            if error is None or isinstance(error, ConnectionClosed | RequestError):
+                error = follower.error
+            if not isinstance(error, ConnectionClosed | RequestError):
+                break  # it is there and cannot be used: another session would show the same
+        assert error is not None  # there is at least one session
+        raise error
+
+    async def _follow(
+        self, session: Connection, prefix: Prefix, namespace: PublicationNamespace, until: float
+    ) -> ManifestFollower:
+        """Follow one publication on one session until its manifest is there or it has failed."""
         changed = asyncio.Event()
-        follower = ManifestFollower(
-            self._sessions[0], publication.fields, prefix, self.settings, changed.set
-        )
+        follower = ManifestFollower(session, namespace.fields, prefix, self.settings, changed.set)
         follower.start()
         try:
             async with asyncio.timeout_at(until):
-                while follower.manifest is None and follower.error is None:
+                while not follower.ready and follower.error is None:
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
@@ -175,5 +228,4 @@ class Subscriber:
             raise
         if follower.error is not None:
             follower.stop()
-            raise follower.error
         return follower

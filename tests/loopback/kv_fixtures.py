@@ -69,6 +69,7 @@ class Wire:
         self.got: dict[str, Counter[Location]] = {}
         """Objects with a payload that began to arrive, by Track Name."""
         self._names: dict[int, FullTrackName] = {}
+        self._more = asyncio.Event()
 
     def attach(self, connection: Connection) -> None:
         """Note the requests that the client makes from now on."""
@@ -83,6 +84,7 @@ class Wire:
             request_id = command(name, parameters)
             self.asked.append((kind, name, parameters))
             self._names[request_id] = name
+            self._more.set()
             return request_id
 
         return noting
@@ -94,6 +96,14 @@ class Wire:
             self.got.setdefault(name, Counter())[event.header.location] += 1
         if not isinstance(event, events.ObjectChunk):
             self.events.append(event)
+        self._more.set()
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Wait until ``condition`` holds."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self._more.clear()
+                await self._more.wait()
 
     def of(self, kind: type[E]) -> list[E]:
         """Events of one kind so far."""

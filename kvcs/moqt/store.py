@@ -383,9 +383,12 @@ class Track:
             return 0
         self._group_ids.remove(group_id)
         last = MAX_VI64
-        if group.final is not None and len(self.known) < MAX_KNOWN_RANGES:
-            # That nothing lies behind the end of the Group stays true for ever (§2.1.2).
-            last = max([group.final, *group.object_ids[-1:]])
+        if len(self.known) < MAX_KNOWN_RANGES:
+            # That nothing lies behind the end of the Group, if so, stays true for ever (§2.1.2).
+            if group.final is not None:
+                last = max([group.final, *group.object_ids[-1:]])
+            elif group.object_ids and not self.authoritative:
+                last = group.object_ids[-1]
         self.known.remove(Location(group_id, 0), Location(group_id, last))
         self._release(group.octets)
         for listener in list(self.listeners):

@@ -43,11 +43,6 @@ class Consumers:
         """Whether a request has no answer yet."""
         return bool(self._waiting)
 
-    @property
-    def fetching(self) -> bool:
-        """Whether a FETCH still runs."""
-        return any(ask is Ask.FETCH and self._alive(place) for place, ask in self._served.items())
-
     # Requests that wait
 
     def hold(self, request: Waiting, seconds: float, now: float) -> None:

@@ -45,11 +45,6 @@ class Retriever:
         self._tried: WeakKeyDictionary[RangeSender, LocationSet] = WeakKeyDictionary()
         self._timed: WeakSet[RangeSender] = WeakSet()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a reader waits for something."""
-        return any(not reader.closed for one in self._active for reader in one.readers)
-
     # What readers ask
 
     def on_unknown(self, reader: RangeSender, run: UnknownRun) -> bool:

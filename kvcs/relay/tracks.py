@@ -173,6 +173,7 @@ class RelayTrack:
         if upstream.fill is not None:
             self.retriever.fill_accepted(upstream.fill, largest, now)
         self.consumers.answer_waiting(now)
+        self.check_idle_soon()
 
     def take_properties(self, properties: KeyValues) -> None:
         """Track Properties came from upstream: a later set replaces the cached one (§10)."""
@@ -432,11 +433,8 @@ class RelayTrack:
 
     def check_idle(self, now: float) -> None:
         """Let go of upstream subscriptions that nobody has used for a while, then of the Track."""
-        if self.consumers.waiting or self.track.listeners or self.retriever.busy:
+        if self.consumers.waiting or self.track.followed:
             self._idle_since = None
-            return
-        if self.consumers.fetching:
-            self._hub.at(now + self._hub.limits.upstream_linger, self.check_idle)
             return
         linger = self._hub.limits.upstream_linger
         if self._upstreams:

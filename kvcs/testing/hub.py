@@ -81,7 +81,8 @@ class Hub:
         """One action of one end; False when all are at rest."""
         ends = [(s, end) for s in self.spokes if not s.lost for end in (s.peer, s.relay)]
         start = self._order(len(ends)) if self._order is not None and ends else 0
-        for spoke, source in ends[start:] + ends[:start]:
+        turns = ends[start:] + ends[:start]
+        for spoke, source in turns * 2:  # who comes last may have woken who came first
             if self._act(spoke, source):
                 return True
         due = self.core.next_timer()

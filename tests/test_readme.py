@@ -133,13 +133,11 @@ async def test_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.Monkey
         for _ in range(prefix.descriptor.layers)
     ]
     names["prefill"] = lambda: iter(layers)
-    async with kvcs.serve("127.0.0.1", 0, cert=pem.cert, key=pem.key) as server:
-        # The README's producer goes through a relay; here the server takes its place on both ends.
-        async with kvcs.Publisher(server).publish(prefix) as publication:
-            segment = await publication.segment()
-            for layer, (k, v) in enumerate(layers):
-                await segment.put(layer, k, v)
-            await names["consumer"](server.url)
+    settings = kvcs.RelaySettings(cert=pem.cert, key=pem.key, port=0, allow_anyone=True)
+    async with kvcs.Relay(settings) as relay, asyncio.TaskGroup() as tasks:
+        tasks.create_task(names["producer"](relay.url))
+        await names["consumer"](relay.url)
+        done.set()
     assert sorted(seen) == list(range(prefix.descriptor.layers))
     assert all(seen[layer][0].tobytes() == layers[layer][0].tobytes() for layer in seen), (
         "the consumer's layers are the producer's"

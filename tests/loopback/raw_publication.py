@@ -17,6 +17,7 @@ from kvcs.moqt import events
 from kvcs.moqt.data import SubgroupEncoder, SubgroupHeader
 from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode
+from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.ranges import UnknownRun
@@ -95,7 +96,22 @@ class RawPublication:
         """Publish a layer on every track, right where nothing else is said."""
         for tracks, changed in ((self.live, live or {}), (self.stored, stored or {})):
             for name, track in tracks.items():
-                self._group(track, name, layer, changed)
+                self.group(track, name, layer, changed)
+
+    def group(
+        self, track: Track, name: DataTrack, layer: int, changed: Blocks | None = None
+    ) -> None:
+        """Publish a layer on one track."""
+        blocks = self.toy.blocks[name.segment]
+        for block in range(blocks):
+            right = self.toy.objects[name, Location(layer, block)]
+            payload = right if changed is None else changed.get((name, block), right)
+            if payload is not None:
+                self.put_object(track, Location(layer, block), payload)
+        priority = 128 * layer // self.toy.descriptor.layers
+        header = ObjectHeader(layer, blocks, 0, priority, ObjectStatus.END_OF_GROUP, b"", 0)
+        track.publish(header, (), self.now, end_of_group=True)
+        track.finish_subgroup(layer, 0)
 
     def layers(self, *layers: int) -> None:
         """Publish layers as they should be."""
@@ -123,33 +139,29 @@ class RawPublication:
         header = ObjectHeader(*location, 0, priority, ObjectStatus.NORMAL, b"", len(payload))
         track.publish(header, (memoryview(payload),), self.now, end_of_group=True)
 
-    def cut(self, name: DataTrack, layer: int, whole: int, part: int, code: int = 1) -> None:
-        """Bring ``whole`` blocks of a layer live and ``part`` octets of the next; then reset."""
+    def begin(
+        self, name: DataTrack, layer: int, whole: int, part: int = 0, *, first: int = 0
+    ) -> LiveStream:
+        """Bring blocks of a layer live, from ``first`` up to ``whole``, and octets of the next.
+
+        Returns:
+            The stream, for `LiveStream.finish` or `LiveStream.reset`.
+        """
         track = self.live[name]
         priority = 128 * layer // self.toy.descriptor.layers
-        stream = track.open_stream(SubgroupHeader(0, layer, 0, priority, True, True, False))
-        for block in range(whole + (part > 0)):
+        fresh = first == 0
+        stream = track.open_stream(SubgroupHeader(0, layer, 0, priority, True, fresh, False))
+        for block in range(first, whole + (part > 0)):
             payload = self.toy.objects[name, Location(layer, block)]
             header = ObjectHeader(layer, block, 0, priority, ObjectStatus.NORMAL, b"", len(payload))
             writer = stream.begin(header, self.now)
             writer.write(memoryview(payload[: len(payload) if block < whole else part]))
-        stream.reset(code)
+        return stream
 
     @property
     def now(self) -> float:
         """The loop's clock."""
         return asyncio.get_running_loop().time()
-
-    def _group(self, track: Track, name: DataTrack, layer: int, changed: Blocks) -> None:
-        blocks = self.toy.blocks[name.segment]
-        for block in range(blocks):
-            payload = changed.get((name, block), self.toy.objects[name, Location(layer, block)])
-            if payload is not None:
-                self.put_object(track, Location(layer, block), payload)
-        priority = 128 * layer // self.toy.descriptor.layers
-        header = ObjectHeader(layer, blocks, 0, priority, ObjectStatus.END_OF_GROUP, b"", 0)
-        track.publish(header, (), self.now, end_of_group=True)
-        track.finish_subgroup(layer, 0)
 
     # Serving
 
@@ -189,7 +201,7 @@ class RawPublication:
     def _unknown(self, sender: RangeSender, run: UnknownRun) -> bool:
         if self.reset_fills is None:
             return False
-        sender.fail(self.reset_fills)
+        asyncio.get_running_loop().call_soon(sender.fail, self.reset_fills)
         return True
 
     # Faults that no Track would let through
@@ -239,6 +251,16 @@ class HandMade:
         transport = self._connection.transport
         stream_id = self._connection.core._take_uni()
         transport.send(stream_id, bytes(octets), True)
+        transport.flush()
+
+    def reset(self, layer: int) -> None:
+        """Open the stream of a layer and reset it before its first Object."""
+        header = SubgroupHeader(self._alias, layer, 0, 0, True, True, False)
+        transport = self._connection.transport
+        stream_id = self._connection.core._take_uni()
+        transport.send(stream_id, header.encode(), False)
+        transport.flush()
+        transport.reset(stream_id, 1)
         transport.flush()
 
     def blocks(self, layer: int, *blocks: int) -> list[tuple[int, bytes | int]]:

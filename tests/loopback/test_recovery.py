@@ -193,7 +193,8 @@ async def test_a_stream_that_is_reset_in_mid_layer_goes_on_by_fetch(
         raw.layers(0)
         hand = await raw.subscribed(K0)
         for block in range(3):
-            raw.put_object(raw.stored[K0], Location(1, block), raw.toy.objects[K0, (1, block)])
+            at = Location(1, block)
+            raw.put_object(raw.stored[K0], at, raw.toy.objects[K0, at])
         if whole + part:
             await it.cut(K0, 1, whole, part)
         else:
@@ -229,8 +230,8 @@ async def test_a_subscriber_whose_streams_are_reset_gets_each_object_once(
         raw.manifest()
         await it.all_layers()
         assert it.cache.report.duplicates == 0
-        for name in ("k.raw.s0", "v.raw.s0"):
-            counts = it.wire.objects(name)
+        for track_name in ("k.raw.s0", "v.raw.s0"):
+            counts = it.wire.objects(track_name)
             again = {location: count for location, count in counts.items() if count > 1}
             assert again == {Location(1, 1): 2, Location(2, 0): 2, Location(3, 0): 2}
 

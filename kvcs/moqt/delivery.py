@@ -23,7 +23,7 @@ from kvcs.moqt.data import (
 )
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import Range, RangeFilters
-from kvcs.moqt.names import GroupOrder, TrackNamespace
+from kvcs.moqt.names import GroupOrder, Location, TrackNamespace
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.ranges import RangeReader, UnknownRun
 from kvcs.moqt.scheduler import SendKey, send_key
@@ -374,6 +374,10 @@ class RangeSender(ObjectSender):
         """Seconds in all that this waited for runs that were looked up (FILL_TIMEOUT, §9.20)."""
         since = self._waiting_since
         return self._waited if since is None else self._waited + now - since
+
+    def has_passed(self, location: Location) -> bool:
+        """Whether the reader is behind a Location of its range, or has ended."""
+        return self.closed or self._reader.has_passed(location)
 
     def ask_again(self) -> None:
         """The answer for the run that was asked for is out: ask again for what is still unknown."""

@@ -79,6 +79,15 @@ class RangeReader:
         else:
             self._at = after
 
+    def has_passed(self, location: Location) -> bool:
+        """Whether ``location`` of the range needs not be there any more."""
+        at = self._at
+        if at is None or at.group == location.group:
+            return at is None or at > location
+        if self._order is GroupOrder.ASCENDING:
+            return at.group > location.group
+        return self._end.group < location.group
+
     def _enter(self, group_id: int) -> None:
         self._at = max(self._low, Location(group_id, 0))
         self._end = min(self._high, Location(group_id, MAX_VI64))

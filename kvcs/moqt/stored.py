@@ -243,6 +243,7 @@ class Group:
         "octets",
         "subgroups",
         "used",
+        "wanted",
     )
 
     def __init__(self, group_id: int) -> None:
@@ -257,6 +258,8 @@ class Group:
         """Tick of the last use, for eviction."""
         self.arriving = 0
         """Streams that bring Objects of it now; a cache keeps it meanwhile where it can."""
+        self.wanted = 0
+        """Fetches that brought it and whose readers have not passed it; it is evicted last."""
 
 
 class DuplicateObject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from heapq import heappop, heappush
 
 from kvcs.errors import RequestError, StoreFull
@@ -30,6 +31,17 @@ AGES_SLACK = 1024
 
 RETRY_MS = 1000
 """Retry Interval that goes with EXCESSIVE_LOAD."""
+
+
+class _Need(IntEnum):
+    """How much a Group is needed: the more, the later it leaves."""
+
+    NONE = 0
+    NEWEST = 1
+    """The newest of a live Track: joiners ask for it."""
+
+    READ = 2
+    """Somebody waits for it and has not read it."""
 
 
 class CachedTrack:
@@ -72,6 +84,8 @@ class RelayCache:
         max_tracks: Tracks that are remembered.
         in_use: whether somebody still needs a Track that is given by name; such ones stay.
         stats: counts what leaves.
+        let_go: called before Groups are looked for that can leave, to unmark those whose readers
+            have passed them.
     """
 
     def __init__(
@@ -80,10 +94,14 @@ class RelayCache:
         max_tracks: int,
         in_use: Callable[[FullTrackName], bool],
         stats: RelayStats,
+        let_go: Callable[[], None] | None = None,
     ) -> None:
         self.budget = StoreBudget(octets, self._make_room)
         self._max_tracks = max_tracks
         self._in_use = in_use
+        self._let_go = let_go
+        self.spare_wanted = False
+        """Whether what somebody waits for must stay, whatever is to come in."""
         self._stats = stats
         self._entries: OrderedDict[FullTrackName, CachedTrack] = OrderedDict()
         self._expiries: list[tuple[float, int, FullTrackName]] = []
@@ -208,15 +226,20 @@ class RelayCache:
 
     def _make_room(self, octets: int) -> None:
         """Free ``octets`` at least, and a share of the budget where old Groups can go."""
-        share = max(octets, self.budget.limit // EVICTION_SHARE)
+        if self._let_go is not None:
+            self._let_go()
+        goal = max(octets, self.budget.limit // EVICTION_SHARE)
         freed = 0
-        for newest_too, wanted in ((False, share), (True, octets)):
-            for _, name, group_id in sorted(self._evictable(newest_too)):
-                if freed >= wanted:
+        for need in _Need:
+            if need is _Need.READ and self.spare_wanted:
+                return
+            for _, name, group_id in sorted(self._evictable(need)):
+                if freed >= goal:
                     break
                 freed += self._evict(name, group_id)
             if freed >= octets:
                 return
+            goal = octets
 
     def _evict(self, name: FullTrackName, group_id: int) -> int:
         entry = self._entries.get(name)
@@ -229,15 +252,20 @@ class RelayCache:
             freed += TRACK_OCTETS
         return freed
 
-    def _evictable(self, newest_too: bool) -> Iterator[tuple[int, FullTrackName, int]]:
+    def _evictable(self, need: _Need) -> Iterator[tuple[int, FullTrackName, int]]:
+        """Groups that nobody needs more than ``need``, with their last use; none that arrives."""
         for name, entry in self._entries.items():
             track = entry.track
             group_ids = track.group_ids()
             live = track.ended is None and self._in_use(name)
-            newest = group_ids[-1] if live and group_ids and not newest_too else None
+            newest = group_ids[-1] if live and group_ids else None
             for group_id in group_ids:
                 group = track.groups[group_id]
-                if not group.arriving and group_id != newest:
+                if group.wanted:
+                    needed = _Need.READ
+                else:
+                    needed = _Need.NEWEST if group_id == newest else _Need.NONE
+                if needed <= need and not group.arriving:
                     yield group.used, name, group_id
 
     def _drop_unused_track(self) -> None:

@@ -77,7 +77,11 @@ class RelayCore:
         self.limits = RelayLimits() if limits is None else limits
         self.stats = RelayStats()
         self.cache = RelayCache(
-            self.limits.cache_octets, self.limits.max_tracks, self._in_use, self.stats
+            self.limits.cache_octets,
+            self.limits.max_tracks,
+            self._in_use,
+            self.stats,
+            self._let_go,
         )
         self._on_wake = on_wake
         self._peers: dict[int, _Peer] = {}
@@ -360,6 +364,10 @@ class RelayCore:
 
     def _in_use(self, name: FullTrackName) -> bool:
         return name in self._tracks
+
+    def _let_go(self) -> None:
+        for track in self._tracks.values():
+            track.retriever.let_go()
 
     def _run_soon(self, now: float) -> None:
         while self._soon:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvcs.errors import StoreFull
-from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, RangeKind
@@ -63,17 +62,9 @@ class Bay:
         """The Track."""
         return self.entry.track
 
-    def check_size(self, header: ObjectHeader) -> None:
-        """Hold an Object to the size that is carried.
-
-        Raises:
-            StoreFull: it is larger.
-        """
-        if header.payload_length > self.max_object_octets:
-            raise StoreFull(
-                f"an Object of {header.payload_length} octets at {header.location};"
-                f" the limit is {self.max_object_octets}"
-            )
+    def too_large(self, header: ObjectHeader) -> bool:
+        """Whether an Object is larger than what is carried."""
+        return header.payload_length > self.max_object_octets
 
     def began(self, writer: Writer, header: ObjectHeader, now: float) -> None:
         """Note when an Object that is new here began."""
@@ -97,7 +88,8 @@ class SubgroupIntake:
             MalformedTrack: it contradicts what is stored.
             StoreFull: it is too large, or the cache has no room.
         """
-        self._bay.check_size(header)
+        if self._bay.too_large(header):
+            raise StoreFull(f"an Object of {header.payload_length} octets at {header.location}")
         self._writer = self._live.begin(header, now)
         self._bay.began(self._writer, header, now)
 
@@ -138,10 +130,14 @@ class RangeIntake:
         bay: see `Bay`.
         order: order of the Groups.
         start: first Location that was asked for.
+        held: Groups that came, until their readers have passed them; shared with the caller.
     """
 
-    def __init__(self, bay: Bay, order: GroupOrder, start: Location) -> None:
+    def __init__(
+        self, bay: Bay, order: GroupOrder, start: Location, held: dict[int, Group]
+    ) -> None:
         self._bay = bay
+        self._held = held
         self._descending = order is GroupOrder.DESCENDING
         self._start = start
         self._prior: Location | None = None
@@ -157,14 +153,22 @@ class RangeIntake:
 
         Raises:
             MalformedTrack: it contradicts what is stored.
-            StoreFull: it is too large, or the cache has no room.
+            StoreFull: the cache has no room, but by dropping what readers wait for.
         """
         bay = self._bay
-        bay.check_size(header)
         location = header.location
-        self._writer = bay.track.begin_fetched(header, now)
-        bay.began(self._writer, header, now)
-        self._hold(bay.track.groups[location.group])
+        if bay.too_large(header):
+            self._writer = None  # its status stays unknown, what follows is taken
+            bay.stats.too_large += 1
+        else:
+            # What this stream brought and nobody has read is not dropped for what comes next.
+            bay.cache.spare_wanted = any(group is not self._group for group in self._held.values())
+            try:
+                self._writer = bay.track.begin_fetched(header, now)
+            finally:
+                bay.cache.spare_wanted = False
+            bay.began(self._writer, header, now)
+            self._hold(bay.track.groups[location.group])
         self._pass(location, inclusive=False)
         self._prior = location
 
@@ -181,6 +185,8 @@ class RangeIntake:
 
     def completed(self) -> None:
         """Count an Object."""
+        if self._writer is None:
+            return  # too large
         self._writer = None
         self.objects += 1
         self._bay.stats.objects_in += 1
@@ -217,11 +223,14 @@ class RangeIntake:
             self._learn(Location(self._top + 1, 0), end)
 
     def _hold(self, group: Group | None) -> None:
-        """Keep the Group that arrives now in the cache, and let go of the one before."""
+        """Keep the Group that arrives now in the cache; the one before is kept for its readers."""
         if group is self._group:
             return
         if group is not None:
             group.arriving += 1
+            if self._held.get(group.group_id) is not group:
+                group.wanted += 1
+                self._held[group.group_id] = group
         if self._group is not None:
             self._group.arriving -= 1
             self._bay.track.drop_if_empty(self._group)
@@ -253,7 +262,3 @@ class RangeIntake:
     def _learn(self, start: Location | None, end: Location) -> None:
         if start is not None and start <= end:
             self._bay.track.learn(start, end)
-
-
-TOO_MUCH = StreamCode.EXCESSIVE_LOAD
-"""Code for a stream that is not taken because its Object is too large or the cache is full."""

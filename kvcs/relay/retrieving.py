@@ -42,6 +42,8 @@ class Retriever:
         self._hub = hub
         self._owner = owner
         self._active: list[Retrieval] = []
+        self._kept: list[Retrieval] = []
+        """Retrievals that are over, while readers have not passed what they brought."""
         self._tried: WeakKeyDictionary[RangeSender, LocationSet] = WeakKeyDictionary()
         self._timed: WeakSet[RangeSender] = WeakSet()
 
@@ -142,7 +144,7 @@ class Retriever:
 
     def stream_opened(self, retrieval: Retrieval, stream_id: int, now: float) -> RangeIntake:
         """The data stream of a retrieval began."""
-        intake = RangeIntake(self._owner.bay, retrieval.order, retrieval.start)
+        intake = RangeIntake(self._owner.bay, retrieval.order, retrieval.start, retrieval.held)
         retrieval.intake, retrieval.stream_id = intake, stream_id
         retrieval.progress_at = now
         return intake
@@ -193,15 +195,25 @@ class Retriever:
             if retrieval.place is not None and retrieval.place.session == key:
                 self.failed(retrieval, now)
 
-    def cancel(self, key: int | None, code: int, now: float) -> None:
-        """Give up every retrieval from a session, or from all; readers are not told."""
-        for retrieval in list(self._active):
-            if key is None or (retrieval.place is not None and retrieval.place.session == key):
-                self._active.remove(retrieval)
-                self._end_request(retrieval, now, cancel=code)
-                if key is not None:
-                    for reader in retrieval.readers:
-                        reader.ask_again()
+    def cancel(self, code: int, now: float) -> None:
+        """Give up every retrieval; readers are not told."""
+        for retrieval in [*self._active, *self._kept]:
+            self._end_request(retrieval, now, cancel=code)
+            retrieval.let_go(self._owner.track, all_of_it=True)
+        self._active.clear()
+        self._kept.clear()
+
+    def cut(self, retrieval: Retrieval, now: float) -> None:
+        """The cache is full of what its readers have yet to read: they ask for the rest later."""
+        brought = retrieval.objects + (0 if retrieval.intake is None else retrieval.intake.objects)
+        retrieval.candidates.clear()
+        self._finish(retrieval, now, complete=False, told=brought == 0)
+
+    def let_go(self) -> None:
+        """Unmark what was brought and has been read."""
+        for retrieval in [*self._active, *self._kept]:
+            retrieval.let_go(self._owner.track)
+        self._kept = [retrieval for retrieval in self._kept if retrieval.held]
 
     # Inner workings
 
@@ -274,8 +286,17 @@ class Retriever:
             session.requester.cancel(place.request_id, cancel)
         self._hub.free_slot(place.session, now)
 
-    def _finish(self, retrieval: Retrieval, now: float, *, complete: bool) -> None:
-        """The request of a retrieval is over; go on with what is still unknown of its range."""
+    def _finish(
+        self, retrieval: Retrieval, now: float, *, complete: bool, told: bool = True
+    ) -> None:
+        """The request of a retrieval is over; go on with what is still unknown of its range.
+
+        Args:
+            retrieval: whose.
+            now: the time.
+            complete: whether its stream ended with FIN.
+            told: whether what is still unknown is what upstream could not tell.
+        """
         if retrieval not in self._active:
             return
         end = retrieval.learnt_end()
@@ -284,13 +305,13 @@ class Retriever:
             self._infer_status(end)
         self._report(retrieval, now, complete)
         self._end_request(retrieval, now, cancel=None if complete else StreamCode.CANCELLED)
-        unknown = retrieval.left_unknown(self._owner.track)
+        unknown = retrieval.not_brought(self._owner.track)
         waiting = any(not reader.closed for reader in retrieval.readers)
         if len(unknown) and waiting and retrieval.candidates:
             retrieval.start = unknown.ranges()[0][0]
             self._next_candidate(retrieval, now)
         else:
-            self._conclude(retrieval, now)
+            self._conclude(retrieval, now, told=told)
 
     def _infer_status(self, end: Location) -> None:
         """Learn from the Largest Object where a complete fill or FETCH did not bring it.
@@ -302,12 +323,14 @@ class Retriever:
         if end == track.largest and end in track.known and track.get(end) is None:
             track.learn(end, Location(end.group, MAX_VI64))
 
-    def _conclude(self, retrieval: Retrieval, now: float) -> None:
-        """Nobody can tell more: readers go on with what there is."""
+    def _conclude(self, retrieval: Retrieval, now: float, *, told: bool = True) -> None:
+        """Nobody can tell more now: readers go on with what there is."""
         if retrieval not in self._active:
             return
         self._active.remove(retrieval)
-        unknown = retrieval.left_unknown(self._owner.track).ranges()
+        self._kept.append(retrieval)
+        unknown = retrieval.not_brought(self._owner.track).ranges() if told else []
+        self.let_go()
         for reader in retrieval.readers:
             if reader.closed:
                 continue

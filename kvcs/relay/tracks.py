@@ -55,7 +55,8 @@ class RelayTrack:
     def _use(self, entry: CachedTrack) -> None:
         self._entry = entry
         limits = self._hub.limits
-        self.bay = Bay(self._hub.cache, entry, limits.max_object_octets, self._hub.stats)
+        largest = min(limits.max_object_octets, limits.cache_octets // 2)
+        self.bay = Bay(self._hub.cache, entry, largest, self._hub.stats)
         entry.track.on_unfollowed = self.check_idle_soon
 
     @property
@@ -376,16 +377,15 @@ class RelayTrack:
     ) -> None:
         """An Object cannot be held: its stream ends downstream too, the Track goes on."""
         code = StreamCode.EXCESSIVE_LOAD
+        if isinstance(owner, Retrieval):
+            self.retriever.cut(owner, now)
+            return
         self._hub.stats.too_large += 1
         self._hub.report("not_carried", track=str(self.name), session=key, reason=reason)
         intake, _ = self._streams.pop((key, stream_id))
         self._stop(key, stream_id, code)
-        if isinstance(owner, Retrieval):
-            owner.candidates.clear()
-            self.retriever.failed(owner, now)
-        else:
-            owner.streams.pop(stream_id, None)
-            intake.ended(code)
+        owner.streams.pop(stream_id, None)
+        intake.ended(code)
 
     def _malformed(self, key: int, reason: str, now: float) -> None:
         """What a session sent breaks §12.1: the Track ends for everybody, nothing stays cached."""
@@ -400,7 +400,7 @@ class RelayTrack:
 
     def _cancel_upstreams(self, code: int, now: float) -> None:
         upstreams, self._upstreams = self._upstreams, {}
-        self.retriever.cancel(None, code, now)
+        self.retriever.cancel(code, now)
         for upstream in upstreams.values():
             self._hub.unbind(upstream.place)
             session = self._hub.session(upstream.place.session)
@@ -444,7 +444,7 @@ class RelayTrack:
             if now < self._idle_since + linger:
                 return
             self._cancel_upstreams(StreamCode.CANCELLED, now)
-        self.retriever.cancel(None, StreamCode.CANCELLED, now)
+        self.retriever.cancel(StreamCode.CANCELLED, now)
         self.consumers.release()
         self._hub.release(self)
 

@@ -11,6 +11,7 @@ from kvcs.moqt.intervals import LocationSet
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.store import Track
+from kvcs.moqt.stored import Group
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
 from kvcs.relay.namespaces import Place
@@ -80,6 +81,9 @@ class Retrieval:
     intake: RangeIntake | None = None
     stream_id: int | None = None
     readers: list[RangeSender] = field(default_factory=list)
+    held: dict[int, Group] = field(default_factory=dict)
+    """Groups that it brought and that a reader may still have to pass."""
+
     retries: int = 0
     objects: int = 0
     octets: int = 0
@@ -117,6 +121,22 @@ class Retrieval:
             self.objects += self.intake.objects
             self.octets += self.intake.octets
             self.intake = None
+
+    def let_go(self, track: Track, *, all_of_it: bool = False) -> None:
+        """Unmark Groups that every reader has passed; they may be evicted like others."""
+        for group_id, group in list(self.held.items()):
+            last = Location(group_id, group.object_ids[-1] if group.object_ids else 0)
+            if all_of_it or all(reader.has_passed(last) for reader in self.readers):
+                del self.held[group_id]
+                group.wanted -= 1
+
+    def not_brought(self, track: Track) -> LocationSet:
+        """What of the range upstream could not tell; what was evicted since is not in it."""
+        unknown = self.left_unknown(track)
+        for group_id, group in self.held.items():
+            if track.groups.get(group_id) is not group:
+                unknown.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
+        return unknown
 
     def left_unknown(self, track: Track) -> LocationSet:
         """What of the range is still unknown."""

@@ -14,11 +14,13 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 PROBE_SECONDS = 20.0
+LOOK_SECONDS = 0.005
 
 # unshare's --user maps root, which an unprivileged user needs and root does not; where user
 # namespaces are switched off, root can still do without.
@@ -91,6 +93,23 @@ def bring_up_loopback() -> None:
                 raise RuntimeError(f"interface {name} is up: this is no namespace of our own")
         wanted = _flags(handle, "lo") | _IFF_UP
         fcntl.ioctl(handle, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", wanted))
+
+
+def wait_bound(port: int, seconds: float) -> None:
+    """Block until some program has bound the UDP port ``port``.
+
+    A server of the peer says that it listens before its own thread has bound the port, and whoever
+    connects in between is told that nothing listens there. No event tells more: the kernel's
+    table is read again and again.
+
+    Raises:
+        TimeoutError: If the time is over.
+    """
+    deadline = time.monotonic() + seconds
+    while f":{port:04X} " not in Path("/proc/self/net/udp").read_text(encoding="ascii"):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"UDP port {port} is not bound after {seconds:g} s")
+        time.sleep(LOOK_SECONDS)
 
 
 def _flags(handle: socket.socket, name: str) -> int:

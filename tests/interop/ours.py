@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import kvcs
@@ -198,18 +199,13 @@ async def fetch(stage: Stage, url: str, source: Source) -> Seen:
 STEPS = (live, chunked, joins, cold_middle, cold_late, fetch)
 
 
-async def small(stage: Stage, whose: str) -> Seen:
-    """Every step, each with a prompt of its own, through one relay."""
+async def everything(stage: Stage, whose: str) -> dict[str, Seen]:
+    """Every step, each with a prompt of its own, and each real cache, through one relay."""
     async with relay(stage, whose) as url:
-
-        def step(salt: int) -> Callable[[], Awaitable[Seen]]:
-            return lambda: STEPS[salt](stage, url, publications.small(salt))
-
-        return await perform(stage, {made.__name__: step(n) for n, made in enumerate(STEPS)})
-
-
-async def real(stage: Stage, whose: str, name: str) -> Seen:
-    """The cache of a real model, through one relay."""
-    source = publications.real(name)
-    async with relay(stage, whose) as url:
-        return await joins(stage, url, source)
+        steps = {
+            made.__name__: partial(made, stage, url, publications.small(salt))
+            for salt, made in enumerate(STEPS)
+        }
+        for name in publications.real_names():
+            steps[name] = partial(joins, stage, url, publications.real(name))
+        return await perform(stage, steps)

@@ -3,9 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from kvcs.relay.server import Relay, RelaySettings
 from tests.interop.scenario import Stage
 
 PEERS = "peer's"
+OURS = "ours"
 DIRECT = "direct"
 """No relay: the publisher listens itself."""
 
@@ -16,8 +18,18 @@ STREAM_RING_CAP = ("--stream-ring-cap", str(8 << 20))
 @asynccontextmanager
 async def relay(stage: Stage, whose: str) -> AsyncIterator[str]:
     """Run a relay and give its URL."""
-    assert whose == PEERS
-    yield await stage.peer_relay(options=STREAM_RING_CAP)
+    if whose == PEERS:
+        yield await stage.peer_relay(options=STREAM_RING_CAP)
+        return
+    settings = RelaySettings(
+        cert=stage.pem.cert,
+        key=stage.pem.key,
+        port=stage.port(),
+        allow_anyone=True,
+        goaway_timeout=0.0,  # the peer does not obey GOAWAY
+    )
+    async with Relay(settings) as ours:
+        yield ours.url
 
 
 @asynccontextmanager

@@ -37,6 +37,8 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 FIRST_PORT = 4433
 """The namespace is new, so every port is free; they are given out from here."""
 
+BOUND_SECONDS = 10.0
+
 DRIVER_GRACE_SECONDS = 30.0
 """For the driver to start, and to end everything and report after its own deadline."""
 
@@ -84,6 +86,10 @@ class Stage:
             await process.wait_ready(ready)
         return process
 
+    async def bound(self, port: int) -> None:
+        """Wait until a server of the peer, which says that it listens, really does."""
+        await asyncio.to_thread(isolation.wait_bound, port, BOUND_SECONDS)
+
     async def peer_relay(
         self, *, upstream: str | None = None, options: tuple[str, ...] = ()
     ) -> str:
@@ -98,6 +104,7 @@ class Stage:
             name=f"peer relay {port}",
         )
         await self.start(spec, ready=peer.RELAY_READY)
+        await self.bound(port)
         return f"moqt://127.0.0.1:{port}"
 
     def transcript(self) -> str:

@@ -3,25 +3,36 @@
 To start a driver and a relay takes longer than most exchanges that are worth a test.
 """
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from tests.interop.scenario import Stage
 
+AT_A_TIME = 2
+"""Steps that run side by side: much of each is waiting."""
+
 FAILED = "failed"
 
+Step = Callable[[], Awaitable[dict[str, Any]]]
 
-async def perform(
-    stage: Stage, steps: Mapping[str, Callable[[], Awaitable[dict[str, Any]]]]
-) -> dict[str, dict[str, Any]]:
-    """Run ``steps`` one after the other; one that raises leaves its reason in place of a result."""
+
+async def perform(stage: Stage, steps: Mapping[str, Step]) -> dict[str, dict[str, Any]]:
+    """Run ``steps``, a few at a time; one that raises leaves its reason in place of a result."""
     results = {}
-    for name, step in steps.items():
-        try:
-            results[name] = await step()
-        except Exception:
-            results[name] = {FAILED: f"{traceback.format_exc()}\n{stage.transcript()}"}
+    free = asyncio.Semaphore(AT_A_TIME)
+
+    async def run(name: str, step: Step) -> None:
+        async with free:
+            try:
+                results[name] = await step()
+            except Exception:
+                results[name] = {FAILED: f"{traceback.format_exc()}\n{stage.transcript()}"}
+
+    async with asyncio.TaskGroup() as tasks:
+        for name, step in steps.items():
+            tasks.create_task(run(name, step))
     return results
 
 

@@ -13,7 +13,7 @@ from tests.interop.their_reader import DATA, FETCHED_BLOCKS, FETCHED_LAYERS, TRA
 Run = Callable[..., Any]
 Results = dict[str, dict[str, Any]]
 
-VIAS = [relays.DIRECT, relays.PEERS]
+VIAS = [relays.DIRECT, relays.PEERS, relays.OURS]
 NORMAL, END_OF_GROUP, END_OF_TRACK = 0, 3, 4
 TRACK_ENDED, DOES_NOT_EXIST = 0x2, 0x10
 EXIT_OK, EXIT_REFUSED = 0, 2
@@ -29,7 +29,7 @@ def via(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def seen(run: Run, via: str) -> Results:
     """What came of every step."""
-    results: Results = run(their_reader.small, via=via)
+    results: Results = run(their_reader.everything, via=via)
     return results
 
 
@@ -149,5 +149,5 @@ def test_it_is_told_that_a_track_does_not_exist(seen: Results) -> None:
 
 
 @pytest.mark.parametrize("name", publications.real_names())
-def test_it_reads_a_real_cache(run: Run, via: str, name: str) -> None:
-    check(run(their_reader.real, via=via, name=name), publications.real(name))
+def test_it_reads_a_real_cache(seen: Results, name: str) -> None:
+    check(result(seen, name), publications.real(name))

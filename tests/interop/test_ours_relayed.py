@@ -12,7 +12,7 @@ from tests.interop.steps import result
 Run = Callable[..., Any]
 Results = dict[str, dict[str, Any]]
 
-RELAYS = [relays.PEERS]
+RELAYS = [relays.PEERS, relays.OURS]
 
 
 @pytest.fixture(scope="module", params=RELAYS)
@@ -25,7 +25,7 @@ def whose(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def seen(run: Run, whose: str) -> Results:
     """What came of every step."""
-    results: Results = run(ours.small, whose=whose)
+    results: Results = run(ours.everything, whose=whose)
     return results
 
 
@@ -95,9 +95,8 @@ def test_layers_and_blocks_are_fetched_alone(seen: Results, whose: str) -> None:
 
 
 @pytest.mark.parametrize("name", publications.real_names())
-def test_a_real_cache_reaches_three_consumers(run: Run, whose: str, name: str) -> None:
-    got = run(ours.real, whose=whose, name=name)
-    cache = publications.real(name)
+def test_a_real_cache_reaches_three_consumers(seen: Results, whose: str, name: str) -> None:
+    got, cache = result(seen, name), publications.real(name)
     check(got["start"], cache, twice=whose == relays.PEERS)
     check(got["middle"], cache)
     check(got["late"], cache)

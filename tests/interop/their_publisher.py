@@ -7,6 +7,7 @@ data Objects as files.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,19 @@ class Serving:
         namespace, tree = await self.save()
         stage = self.stage
         if self._relay is None:
-            url, pem = f"moqt://127.0.0.1:{stage.port()}", stage.pem
+            port, pem = stage.port(), stage.pem
+            url = f"moqt://127.0.0.1:{port}"
             spec = peer.serve(
                 url, certificate=pem.cert, key=pem.key, namespace=namespace.fields, source=tree
             )
+            publisher = await stage.start(spec)
+            await publisher.wait_event("listening")
+            await stage.bound(port)
         else:
             url, ca = self._relay, stage.pem.ca
             spec = peer.publish(url, ca=ca, namespace=namespace.fields, source=tree)
-        publisher = await stage.start(spec)
-        await publisher.wait_event("listening" if self._relay is None else "announced")
+            publisher = await stage.start(spec)
+            await publisher.wait_event("announced")
         try:
             yield url, publisher
         finally:
@@ -154,30 +159,29 @@ async def _cut_short(serving: Serving, end: Callable[[Process], Awaitable[object
         started = asyncio.get_running_loop().time()
         try:
             await serving.retrieve(url, leave)
-        except kvcs.CacheIncomplete as error:
-            return {
+        except (kvcs.CacheIncomplete, kvcs.PublicationAborted) as error:
+            seen = {
                 "layers": got,
-                "tokens": error.usable_tokens,
-                "missing": sorted({part.layer for part in error.missing}),
+                "error": type(error).__name__,
                 "seconds": asyncio.get_running_loop().time() - started,
             }
-    return {"layers": got, "missing": None}
+            if isinstance(error, kvcs.CacheIncomplete):
+                seen["tokens"] = error.usable_tokens
+                seen["missing"] = sorted({part.layer for part in error.missing})
+            return seen
+    return {"layers": got, "error": None}
 
 
 STEPS = (live, middle, late, fetch, done_early, gone)
 
 
-async def small(stage: Stage, via: str) -> dict[str, Seen]:
-    """Every step, each with a prompt of its own."""
+async def everything(stage: Stage, via: str) -> dict[str, Seen]:
+    """Every step, each with a prompt of its own, and each real cache."""
     async with way(stage, via) as url:
-
-        def step(salt: int) -> Callable[[], Awaitable[Seen]]:
-            return lambda: STEPS[salt](Serving(stage, url, publications.small(salt)))
-
-        return await perform(stage, {made.__name__: step(n) for n, made in enumerate(STEPS)})
-
-
-async def real(stage: Stage, via: str, name: str) -> Seen:
-    """The cache of a real model, read as it is published."""
-    async with way(stage, via) as url:
-        return await live(Serving(stage, url, publications.real(name)))
+        steps = {
+            made.__name__: partial(made, Serving(stage, url, publications.small(salt)))
+            for salt, made in enumerate(STEPS)
+        }
+        for name in publications.real_names():
+            steps[name] = partial(live, Serving(stage, url, publications.real(name)))
+        return await perform(stage, steps)

@@ -1,7 +1,8 @@
 """Scenarios in which the peer's subscriber reads our publisher, directly or through a relay."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import kvcs
@@ -168,17 +169,13 @@ async def absent(reading: Reading) -> Seen:
 STEPS = (live, middle, late, fetch, descending, absent)
 
 
-async def small(stage: Stage, via: str) -> Seen:
-    """Every step, each with a prompt of its own."""
+async def everything(stage: Stage, via: str) -> dict[str, Seen]:
+    """Every step, each with a prompt of its own, and each real cache."""
     async with way(stage, via) as url:
-
-        def step(salt: int) -> Callable[[], Awaitable[Seen]]:
-            return lambda: STEPS[salt](Reading(stage, url, publications.small(salt)))
-
-        return await perform(stage, {made.__name__: step(n) for n, made in enumerate(STEPS)})
-
-
-async def real(stage: Stage, via: str, name: str) -> Seen:
-    """The cache of a real model, read after its end."""
-    async with way(stage, via) as url:
-        return await late(Reading(stage, url, publications.real(name)))
+        steps = {
+            made.__name__: partial(made, Reading(stage, url, publications.small(salt)))
+            for salt, made in enumerate(STEPS)
+        }
+        for name in publications.real_names():
+            steps[name] = partial(late, Reading(stage, url, publications.real(name)))
+        return await perform(stage, steps)

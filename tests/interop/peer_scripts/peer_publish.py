@@ -290,9 +290,11 @@ async def serve(arguments: argparse.Namespace) -> int:
     server.register_handler(MOQTMessageType.SUBSCRIBE_NAMESPACE, on_subscribe_namespace)
     listener = await server.serve()
     say("listening")
-    await obey(publisher, None)
-    await server.close_sessions()
-    listener.close()
+    try:
+        await obey(publisher, None)
+    finally:
+        await server.close_sessions()
+        listener.close()
     say("closed")
     return int(EXIT_OK)
 

@@ -48,6 +48,8 @@ class End:
         self.credit = Credit()
         self.events: list[Event] = []
         self.actions: list[Action] = []
+        self.ended: set[int] = set()
+        """Streams whose sending direction has ended here, with FIN or a reset."""
         self.on_event: Callable[[Event], None] | None = None
 
     def drain_events(self) -> None:
@@ -114,21 +116,30 @@ class SessionPair:
         if action is None:
             return False
         source.actions.append(action)
-        self._perform(action, target)
+        self._perform(action, source, target)
         target.drain_events()
         source.drain_events()
         return True
 
-    def _perform(self, action: Action, target: End) -> None:
+    def _perform(self, action: Action, source: End, target: End) -> None:
         core = target.core
         if isinstance(action, Send):
+            if action.stream_id in source.ended:
+                return  # the peer has stopped it: a transport is quiet about this
+            if action.fin:
+                source.ended.add(action.stream_id)
             for data, fin in self._pieces(b"".join(action.data), action.fin):
                 core.receive_stream_data(action.stream_id, data, fin, self.now)
                 target.drain_events()
         elif isinstance(action, ResetStream):
-            core.receive_reset(action.stream_id, action.code, self.now)
+            if action.stream_id not in source.ended:
+                source.ended.add(action.stream_id)
+                core.receive_reset(action.stream_id, action.code, self.now)
         elif isinstance(action, StopSending):
             core.receive_stop_sending(action.stream_id, action.code, self.now)
+            if action.stream_id not in target.ended:
+                target.ended.add(action.stream_id)  # its transport answers with a reset
+                source.core.receive_reset(action.stream_id, action.code, self.now)
         elif isinstance(action, SendDatagram):
             core.receive_datagram(action.data, self.now)
         elif isinstance(action, CloseSession):

@@ -36,8 +36,7 @@ def residue(session: Session, *tracks: Track) -> dict[str, int]:
         for name in names:
             table: Sized = getattr(owner, name)
             sizes[f"{part}.{name}"] = len(table)
-    scheduler = session.scheduler
-    sizes["scheduler"] = len(scheduler._levels) + len(scheduler._blocked) + len(scheduler._parked)
+    sizes["scheduler"] = len(session.scheduler)
     sizes["senders"] = len(session._senders)
     sizes["responder._peer_requests"] = session.responder._peer_requests
     sizes["data_streams._early_octets"] = session.data_streams._early_octets

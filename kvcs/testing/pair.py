@@ -90,9 +90,12 @@ class SessionPair:
 
     def run(self) -> None:
         """Move octets until neither side has anything to do."""
-        busy = True
-        while busy:
-            busy = self._step(self.client, self.server) or self._step(self.server, self.client)
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """One action of one side, the client's first; False when neither has anything to do."""
+        return self._act(self.client, self.server) or self._act(self.server, self.client)
 
     def advance(self, seconds: float) -> None:
         """Let virtual time pass, firing timers in order."""
@@ -109,7 +112,7 @@ class SessionPair:
         self.now = until
         self.run()
 
-    def _step(self, source: End, target: End) -> bool:
+    def _act(self, source: End, target: End) -> bool:
         source.drain_events()
         source.core.receive_credit()
         action = source.core.next_action(source.credit, self.now)

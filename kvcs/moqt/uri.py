@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from kvcs.errors import UsageError
+from kvcs.errors import SessionError, UsageError
+from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options
 
 DEFAULT_PORT = 443
 """Port where a `moqt` URI names none."""
@@ -35,7 +36,8 @@ def parse_uri(text: str) -> MoqtUri:
     """Read a `moqt` URI.
 
     Raises:
-        UsageError: it is of another scheme, or has no host, or its port is not a number.
+        UsageError: it is of another scheme, has no host or a port that is no number, or holds
+            what RFC 3986 does not allow there: a peer would close the session for it.
     """
     try:
         parts = urlsplit(text)
@@ -49,6 +51,13 @@ def parse_uri(text: str) -> MoqtUri:
     if parts.username is not None or parts.password is not None:
         raise UsageError("a moqt:// URI holds no user or password; use a token")
     path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    said = KeyValues.of(
+        {SetupOption.PATH: path.encode(), SetupOption.AUTHORITY: parts.netloc.encode()}
+    )
+    try:
+        check_setup_options(said, from_client=True)
+    except SessionError as exc:
+        raise UsageError(f"{text!r} is not a URI: {exc.reason}") from None
     return MoqtUri(
         parts.hostname,
         DEFAULT_PORT if port is None else port,

@@ -27,7 +27,8 @@ class Origin:
 
     def __init__(self) -> None:
         self._tracks: dict[FullTrackName, Track] = {}
-        self._namespaces: set[TrackNamespace] = set()
+        self._namespaces: dict[TrackNamespace, None] = {}
+        """In the order of their announcement, which tells a subscriber the latest one."""
         self._connections: dict[Connection, _Attached] = {}
 
     @property
@@ -78,7 +79,7 @@ class Origin:
         """
         if not self._connections:
             raise ConnectionClosed("there is no session to announce the namespace on")
-        self._namespaces.add(namespace)
+        self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
         try:
             # All at once: an answer that comes before it is waited for would be lost.
@@ -101,14 +102,14 @@ class Origin:
 
     def offer_namespace(self, namespace: TrackNamespace) -> None:
         """Announce a namespace without waiting: a listening server, whose peers may refuse."""
-        self._namespaces.add(namespace)
+        self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
         for connection in self._connections:
             self._offer(connection, namespace)
 
     def remove_namespace(self, namespace: TrackNamespace) -> None:
         """Withdraw a namespace (§6.4.2.3, §9.17)."""
-        self._namespaces.discard(namespace)
+        self._namespaces.pop(namespace, None)
         for connection, attached in self._connections.items():
             request_id = attached.announced.pop(namespace, None)
             if request_id is not None:

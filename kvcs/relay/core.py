@@ -7,6 +7,7 @@ It never opens a payload.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from kvcs.relay.namespaces import NamespaceTable, Notice, Place
 from kvcs.relay.policy import check_announcement, check_interest
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, Report
-from kvcs.relay.tracks import RelayTrack
+from kvcs.relay.tracks import RelayTrack, StreamEvent
 from kvcs.relay.upstream import Ask, Waiting
 
 MAX_REPORTS = 4096
@@ -87,6 +88,8 @@ class RelayCore:
         self._peers: dict[int, _Peer] = {}
         self._namespaces = NamespaceTable()
         self._tracks: dict[FullTrackName, RelayTrack] = {}
+        self._names: list[FullTrackName] = []
+        """Keys of `_tracks` in order: those below a namespace stand together."""
         self._timers: list[tuple[float, int, Callback]] = []
         self._serial = 0
         self._soon: list[Callback] = []
@@ -103,6 +106,13 @@ class RelayCore:
         """An event of a session."""
         peer = self._peers.get(key)
         if peer is None:
+            return
+        if isinstance(event, StreamEvent):
+            track = peer.upstream.get(event.request_id)
+            if track is not None:
+                track.stream_event(key, event, now)
+            if self._soon:
+                self._run_soon(now)
             return
         self.cache.receive_timer(now)
         if isinstance(event, events.SessionClosed):
@@ -260,6 +270,7 @@ class RelayCore:
         """Nobody needs a Track any more."""
         if self._tracks.get(track.name) is track:
             del self._tracks[track.name]
+            del self._names[bisect_left(self._names, track.name)]
             self.cache.drop_if_empty(track.name)
 
     def report(self, event: str, **facts: Fact) -> None:
@@ -299,6 +310,7 @@ class RelayCore:
             if len(self._tracks) >= self.limits.max_tracks:
                 raise RequestError("too many tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
             track = self._tracks[name] = RelayTrack(self, self.cache.open(name))
+            insort(self._names, name)
         peer.downstream[waiting.place.request_id] = track
         track.serve(waiting, now)
 
@@ -326,9 +338,16 @@ class RelayCore:
         peer.core.responder.accept(place.request_id)
         self._tell(self._namespaces.announce(place, namespace), there=True)
         self.report("announced", session=place.session, namespace=namespace_text(namespace))
-        for name, track in list(self._tracks.items()):
-            if is_prefix(namespace, name.namespace):
-                track.publisher_came(place.session, now)
+        for track in self._tracks_below(namespace):
+            track.publisher_came(place.session, now)
+
+    def _tracks_below(self, namespace: TrackNamespace) -> list[RelayTrack]:
+        found: list[RelayTrack] = []
+        index = bisect_left(self._names, FullTrackName(namespace, b""))
+        while index < len(self._names) and is_prefix(namespace, self._names[index].namespace):
+            found.append(self._tracks[self._names[index]])
+            index += 1
+        return found
 
     def _withdraw(self, place: Place) -> None:
         namespace, notices = self._namespaces.withdraw(place)

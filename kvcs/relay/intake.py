@@ -130,16 +130,23 @@ class RangeIntake:
         bay: see `Bay`.
         order: order of the Groups.
         start: first Location that was asked for.
+        end: last one, inclusive; nothing is learnt outside.
         held: Groups that came, until their readers have passed them; shared with the caller.
     """
 
     def __init__(
-        self, bay: Bay, order: GroupOrder, start: Location, held: dict[int, Group]
+        self,
+        bay: Bay,
+        order: GroupOrder,
+        start: Location,
+        end: Location,
+        held: dict[int, Group],
     ) -> None:
         self._bay = bay
         self._held = held
         self._descending = order is GroupOrder.DESCENDING
         self._start = start
+        self._end = end
         self._prior: Location | None = None
         self._top: int | None = None
         """First Group of a descending stream: what lies above it is known at the end only."""
@@ -208,12 +215,11 @@ class RangeIntake:
 
     def complete(self, end: Location) -> None:
         """The stream ended with FIN: nothing else exists up to ``end``, both orders alike."""
-        track = self._bay.track
         if not self._descending:
             self._learn(self._start if self._prior is None else following(self._prior), end)
             return
         if self._prior is None:
-            track.learn(self._start, end)
+            self._learn(self._start, end)
             return
         group_end = Location(self._prior.group, MAX_VI64)
         self._learn(following(self._prior), min(group_end, end))
@@ -260,5 +266,6 @@ class RangeIntake:
             self._learn(first, Location(location.group, location.object - 1))
 
     def _learn(self, start: Location | None, end: Location) -> None:
+        end = min(end, self._end)
         if start is not None and start <= end:
             self._bay.track.learn(start, end)

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from kvcs.relay.tracks import RelayTrack
 
 
+WAIT_STEP = 0.05
+"""Seconds between looks at a reader whose time is over while it has something to send."""
+
+
 class Retriever:
     """The ranges of one Track that are being got from upstream.
 
@@ -96,13 +100,13 @@ class Retriever:
         def check(later: float) -> None:
             self._timed.discard(reader)
             left = limit - reader.waited(later)
-            if reader.closed or reader.has_more:
-                return  # it goes on; the next run that it misses is limited anew
-            if left <= 0:
+            if reader.closed:
+                return
+            if left <= 0 and not reader.has_more:
                 reader.give_up(RangeKind.TIMED_OUT)
             else:
                 self._timed.add(reader)
-                self._hub.at(later + left, check)
+                self._hub.at(later + max(left, WAIT_STEP), check)
 
         self._hub.at(now + max(limit - reader.waited(now), 0), check)
 
@@ -144,7 +148,8 @@ class Retriever:
 
     def stream_opened(self, retrieval: Retrieval, stream_id: int, now: float) -> RangeIntake:
         """The data stream of a retrieval began."""
-        intake = RangeIntake(self._owner.bay, retrieval.order, retrieval.start, retrieval.held)
+        start, end = retrieval.start, retrieval.end
+        intake = RangeIntake(self._owner.bay, retrieval.order, start, end, retrieval.held)
         retrieval.intake, retrieval.stream_id = intake, stream_id
         retrieval.progress_at = now
         return intake

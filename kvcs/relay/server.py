@@ -75,11 +75,13 @@ class Relay:
 
     ::
 
-        async with Relay(RelaySettings(cert="relay.pem", key="relay.key", allow_anyone=True)) as r:
-            await r.closed()
+        settings = RelaySettings(cert="relay.pem", key="relay.key", allow_anyone=True)
+        async with Relay(settings) as relay:
+            await relay.closed()
 
-    Leaving sends GOAWAY to every session, waits until they are gone or `goaway_timeout` has passed,
-    and closes what is left. Cancelling that wait closes at once.
+    It runs until `close` is called or the context is left. Both send GOAWAY to every session, wait
+    until they are gone or `goaway_timeout` has passed, and close what is left. Cancelling that wait
+    closes at once; so does an error that leaves the context.
 
     Args:
         settings: see `RelaySettings`.
@@ -102,6 +104,7 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
+        self._closing = False
         self._empty = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -131,9 +134,21 @@ class Relay:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Say goodbye, wait for a bounded time, close."""
+        """Close; see `close`."""
+        await self.close(at_once=kind is not None and issubclass(kind, Exception))
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Say goodbye, wait for a bounded time, close every session and give the port back.
+
+        Args:
+            at_once: without saying goodbye.
+        """
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
         try:
-            if kind is None:
+            if not at_once:
                 await self._say_goodbye()
         finally:
             await self._server.close()
@@ -193,6 +208,8 @@ class Relay:
                 return  # it ended before its SETUP, or was refused
             key = self._take_in(connection, now)
         self._core.event(key, event, now)
+        if isinstance(event, events.ObjectChunk):
+            return  # by far the most frequent one; it changes no timer
         if isinstance(event, events.SessionClosed):
             del self._keys[connection]
             if not self._keys:

@@ -32,6 +32,15 @@ from kvcs.relay.upstream import Ask, Retrieval, Upstream, Waiting
 StreamKey = tuple[int, int]
 """Session and stream ID of an upstream data stream."""
 
+StreamEvent = (
+    events.ObjectStarted
+    | events.ObjectChunk
+    | events.ObjectEnded
+    | events.RangeMarked
+    | events.DataStreamEnded
+)
+"""An event of a data stream that has begun: by far the most frequent ones."""
+
 
 class RelayTrack:
     """A Track that somebody wants.
@@ -235,7 +244,7 @@ class RelayTrack:
     # Events of our requests
 
     def event(self, place: Place, event: events.Event, now: float) -> None:
-        """An event of a request that was made upstream for this Track."""
+        """An event of a request that was made upstream for this Track; not a `StreamEvent`."""
         upstream = self._upstreams.get(place.session)
         if upstream is not None and upstream.place == place:
             self._upstream_event(upstream, event, now)
@@ -247,13 +256,11 @@ class RelayTrack:
             self._open_range(retrieval, place, event.stream_id, now)
         elif isinstance(event, events.TrackMalformed):
             self._malformed(place.session, event.reason, now)
-        elif not self._stream_event(place.session, event, now):
+        else:
             self.retriever.event(retrieval, event, now)
 
     def _upstream_event(self, upstream: Upstream, event: events.Event, now: float) -> None:
         key = upstream.place.session
-        if self._stream_event(key, event, now):
-            return
         if isinstance(event, events.DataStreamOpened):
             self._open_stream(upstream, event, now)
         elif isinstance(event, events.RequestAccepted):
@@ -295,22 +302,11 @@ class RelayTrack:
         intake = self.retriever.stream_opened(retrieval, stream_id, now)
         self._streams[place.session, stream_id] = (intake, retrieval)
 
-    def _stream_event(self, key: int, event: events.Event, now: float) -> bool:
-        """An event of a data stream; False where it is another one."""
-        if not isinstance(
-            event,
-            (
-                events.ObjectStarted,
-                events.ObjectChunk,
-                events.ObjectEnded,
-                events.RangeMarked,
-                events.DataStreamEnded,
-            ),
-        ):
-            return False
+    def stream_event(self, key: int, event: StreamEvent, now: float) -> None:
+        """An event of a data stream of a request that was made upstream for this Track."""
         found = self._streams.get((key, event.stream_id))
         if found is None:
-            return True  # a stream that is not taken any more
+            return  # a stream that is not taken any more
         intake, owner = found
         if isinstance(owner, Retrieval):
             owner.progress_at = now
@@ -329,7 +325,6 @@ class RelayTrack:
             self._malformed(key, exc.reason, now)
         except StoreFull as exc:
             self._too_much(key, event.stream_id, owner, str(exc), now)
-        return True
 
     def _stream_ended(
         self,

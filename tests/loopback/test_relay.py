@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from kvcs.errors import ConnectionClosed, ConnectionFailed, RequestError, UsageError
+from kvcs.errors import ConnectionFailed, RequestError, UsageError
 from kvcs.kv import UNPINNED, Descriptor, Prefix, Scope
 from kvcs.moqt.errors import RequestCode
+from kvcs.moqt.events import Event, GoawayReceived, SessionClosed, SessionEstablished
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
 from kvcs.publisher import Publisher
 from kvcs.quic.connection import Connection
-from kvcs.quic.endpoint import connect
+from kvcs.quic.endpoint import connect, open_connection
 from kvcs.relay.server import Relay, RelaySettings
 from kvcs.relay.settings import RelayLimits
 from kvcs.subscriber import Subscriber
@@ -114,17 +115,33 @@ async def test_consumers_before_during_and_after_get_every_layer(
         assert stats.malformed == stats.too_large == 0
 
 
-async def test_a_session_gets_goaway_when_the_relay_stops(
+async def test_sessions_are_told_before_the_relay_stops(
     files: PemFiles, nothing_left_behind: None
 ) -> None:
+    seen: list[Event] = []
     async with relaying(files, goaway_timeout=0.2) as relay:
-        session = connect(relay.url, ca=files.ca)
-        connection = await session.__aenter__()
-        stopped = asyncio.create_task(relay.closed())
-    await stopped
-    with pytest.raises(ConnectionClosed):
-        connection.check_open()
-    await session.__aexit__(None, None, None)
+        connection = await open_connection(
+            relay.url, ca=files.ca, observer=lambda _, event: seen.append(event)
+        )
+        waiting = asyncio.create_task(relay.closed())
+        await relay.close()
+        await waiting
+        await relay.close()  # quiet the second time
+    await connection.close()
+    kinds = [type(event) for event in seen]
+    assert kinds == [SessionEstablished, GoawayReceived, SessionClosed]
+
+
+async def test_an_error_in_the_context_closes_at_once(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(ZeroDivisionError):
+        async with relaying(files, goaway_timeout=30.0) as relay:
+            connection = await open_connection(relay.url, ca=files.ca)
+            raise ZeroDivisionError
+    await connection.close()
+    assert asyncio.get_running_loop().time() - began < 10
 
 
 async def test_a_request_for_nothing_is_refused(files: PemFiles, nothing_left_behind: None) -> None:

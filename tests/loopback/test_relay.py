@@ -37,7 +37,7 @@ DESCRIPTOR = Descriptor(
 PREFIX = Prefix(Scope(key=bytes(range(32))), DESCRIPTOR, list(range(16 * BLOCKS)))
 
 
-def arrays() -> list[tuple[np.ndarray, np.ndarray]]:  # type: ignore[type-arg]
+def arrays() -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(7)
     shape = (16 * BLOCKS, 2, 32)
     return [
@@ -64,7 +64,7 @@ async def relaying(files: PemFiles, **settings: object) -> AsyncIterator[Relay]:
 
 async def consume(
     relay: Relay, files: PemFiles, wanted: list[tuple[np.ndarray, np.ndarray]]
-) -> None:  # type: ignore[type-arg]
+) -> None:
     async with connect(relay.url, ca=files.ca) as session:
         async with Subscriber(session).open(PREFIX, deadline=20) as cache:
             seen = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcs.errors import RequestError, UsageError
+from kvcs.errors import RequestError, StoreFull, UsageError
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, Location
@@ -109,8 +109,6 @@ def test_the_newest_group_of_a_live_track_stays_while_others_can_go() -> None:
 
 
 def test_a_group_that_is_arriving_is_never_evicted() -> None:
-    from kvcs.errors import StoreFull
-
     shelf = Shelf(TRACK_OCTETS + 2 * COST)
     entry = shelf.open("a")
     for group in range(2):
@@ -186,7 +184,7 @@ def test_ages_of_evicted_objects_do_not_pile_up() -> None:
 @pytest.mark.parametrize("name", ["cache_octets", "max_object_octets", "max_tracks"])
 def test_limits_are_checked(name: str) -> None:
     with pytest.raises(UsageError, match=name):
-        RelayLimits(**{name: 0})  # type: ignore[arg-type]
+        RelayLimits(**{name: 0})
     with pytest.raises(UsageError, match="fetch_wait"):
         RelayLimits(fetch_wait=-1.0)
 

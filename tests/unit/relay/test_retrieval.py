@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from kvcs.errors import RequestError
@@ -11,7 +14,9 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import FetchOk
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import RangeKind
+from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.publishing import location_filter
+from kvcs.moqt.store import Track
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
@@ -290,23 +295,19 @@ def test_a_fill_that_never_comes_is_replaced_by_a_fetch() -> None:
     assert scene.asked() == [LocationFilter.absolute_range(0, 0, 5, 3)]
 
 
-def ignore_fills(publisher: PublisherPeer):  # type: ignore[no-untyped-def]
+def ignore_fills(publisher: PublisherPeer) -> Callable[[events.Event], None]:
     """A publisher that knows nothing of FILL_PARAMETERS."""
 
     def before(event: events.Event) -> None:
         if isinstance(event, events.SubscribeReceived):
             request = publisher.end.core.requests.get(event.request_id)
             assert request is not None
-            from dataclasses import replace
-
-            from kvcs.moqt.parameters import Parameters, ParameterType
-
             kept = tuple(
                 item
-                for item in request.message.parameters.items  # type: ignore[union-attr]
+                for item in request.message.parameters.items
                 if item[0] is not ParameterType.FILL_PARAMETERS
             )
-            request.message = replace(request.message, parameters=Parameters(kept))  # type: ignore[call-arg,type-var]
+            request.message = replace(request.message, parameters=Parameters(kept))
 
     return before
 
@@ -369,9 +370,7 @@ def test_markers_of_upstream_are_not_taken_for_absence() -> None:
     assert again.markers(full) == []
 
 
-def relay_like_track(scene: Scene):  # type: ignore[no-untyped-def]
-    from kvcs.moqt.store import Track
-
+def relay_like_track(scene: Scene) -> Track:
     half = Track(scene.track.name, authoritative=False)
     for group in (0, 2, 5):
         put_group(half, group, 3, octets=100)

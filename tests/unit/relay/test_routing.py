@@ -213,7 +213,7 @@ def test_track_status_is_answered_from_upstream() -> None:
     accepted = consumer.accepted(request_id)
     assert accepted is not None
     assert accepted.reply.parameters.get(ParameterType.LARGEST_OBJECT) == Location(1, 1)
-    assert accepted.reply.track_properties == properties  # type: ignore[union-attr]
+    assert accepted.reply.track_properties == properties
     hub.advance(6)
     assert [event.ours for event in publisher.end.of(events.RequestCancelled)] == [False]
 
@@ -226,9 +226,9 @@ def test_track_properties_go_on() -> None:
     put(track, 0, 0, priority=None)
     consumer = ConsumerPeer(hub)
     plain = consumer.accepted(consumer.subscribe())
-    assert plain is not None and plain.reply.track_properties == properties  # type: ignore[union-attr]
+    assert plain is not None and plain.reply.track_properties == properties
     hidden = consumer.accepted(consumer.subscribe(include_properties=0))
-    assert hidden is not None and not hidden.reply.track_properties  # type: ignore[union-attr]
+    assert hidden is not None and not hidden.reply.track_properties
     put(track, 0, 1, priority=None)
     hub.run()
     # Who does not know the default gets the priority with each stream (§11.3).
@@ -317,3 +317,23 @@ def test_a_request_cancelled_while_it_waits_is_forgotten(cancelled_first: bool) 
     assert other.locations(kept) == [Location(0, 0)]
     done = other.done(kept)
     assert done is not None and done.status == PublishDoneCode.TRACK_ENDED
+
+
+def test_what_a_fetch_brought_first_still_reaches_subscriptions_live() -> None:
+    hub = Hub()
+    behind, ahead = PublisherPeer(hub), PublisherPeer(hub, None)
+    slow, fast = behind.track(), ahead.track()
+    for track in (slow, fast):
+        put_group(track, 0, 1)
+    live = ConsumerPeer(hub)
+    request_id = live.subscribe()
+    put_group(fast, 1, 2)
+    ahead.announce(PUBLICATION)  # it is past what the relay has seen: its Largest Object is 1/2
+    late = ConsumerPeer(hub)
+    fill = late.subscribe()
+    assert late.locations(fill) == [Location(0, 0), Location(1, 0), Location(1, 1)]
+    assert live.locations(request_id) == [Location(0, 0)]
+    put_group(slow, 1, 2)
+    hub.run()
+    assert live.locations(request_id) == [Location(0, 0), Location(1, 0), Location(1, 1)]
+    assert late.locations(fill) == [Location(0, 0), Location(1, 0), Location(1, 1)]

@@ -1,0 +1,374 @@
+"""Hugging Face transformers: publish a prefill layer by layer, decode from a cache that streams in.
+
+    from kvcs.integrations import transformers as hf
+
+    descriptor = hf.descriptor_for(model, weights="sha256:...")
+    prefix = kvcs.Prefix(scope, descriptor, token_ids)
+
+    async with kvcs.Publisher(session).publish(prefix) as publication:     # a producer
+        cache = await hf.prefill(model, publication)
+
+    async with kvcs.Subscriber(session).open(prefix) as streamed:          # a consumer
+        cache, logits = await hf.resume(model, streamed)
+
+The model is the caller's, in host memory or on a device, and so is decoding: `cache` is a
+`DynamicCache`, good for `model.generate(...)` or a loop of one's own. torch and transformers are
+imported when a function needs them, not before.
+
+A cache that an adapter (LoRA) has changed needs ``extra_identity`` in its `kvcs.Prefix`, and so
+does one behind images: equal tokens alone would name different caches alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcs.errors import DescriptorMismatch, UsageError
+from kvcs.integrations.handover import DEFAULT_AHEAD, Inlet, run_in_thread
+from kvcs.kv import Descriptor, Unpinned
+from kvcs.publisher import Publication
+from kvcs.subscriber import Cache
+
+if TYPE_CHECKING:
+    from kvcs.integrations.transformers_caches import OnLayer
+
+BLOCK_TOKENS = 16
+"""Tokens per block, unless the caller says otherwise."""
+
+CHANGING_ROPE = ("dynamic", "longrope")
+"""Kinds of rotary embedding whose keys depend on how long the whole context is."""
+
+SHARED_EXTRA = "rope_"
+"""How the members of ``extra`` begin that a model's configuration decides."""
+
+
+class Resumed(NamedTuple):
+    """Where a consumer's model stands behind the prompt."""
+
+    cache: Any
+    """`DynamicCache` of every token of the prompt."""
+
+    logits: Any
+    """Logits behind the last token, [vocabulary]."""
+
+
+def descriptor_for(
+    model: Any,
+    *,
+    weights: str | Unpinned,
+    model_name: str | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+) -> Descriptor:
+    """Compatibility Descriptor of the caches that a model makes, from its configuration.
+
+    Rotary embedding settings go to ``extra``: numbers that are integers as such, others as text.
+
+    Args:
+        model: the model, or its configuration.
+        weights: fingerprint of the weights, such as ``sha256:...`` of their file, or
+            `kvcs.UNPINNED`. Names and configurations are equal for weights that differ.
+        model_name: name for people; by default the one that the configuration has.
+        block_tokens: tokens per block.
+
+    Raises:
+        UsageError: the model is not one of full attention in every layer; the message says why.
+    """
+    config = _decoder_config(getattr(model, "config", model))
+    reason = _unsupported(config)
+    if reason is not None:
+        raise UsageError(f"the cache of this model cannot be published: {reason}")
+    heads = config.num_attention_heads
+    dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None)
+    if dtype is None:
+        raise UsageError("neither the model nor its configuration names a dtype")
+    name = model_name or getattr(config, "_name_or_path", "") or config.model_type
+    return Descriptor(
+        model=name,
+        weights=weights,
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=str(dtype).removeprefix("torch."),
+        block_tokens=block_tokens,
+        extra=_rope(config),
+    )
+
+
+def check_model(model: Any, descriptor: Descriptor) -> None:
+    """Check that a model's caches are what a descriptor says.
+
+    Name and weights are the caller's word and are not compared.
+
+    Raises:
+        DescriptorMismatch: geometry, dtype or rotary embedding differ; the message says in what.
+        UsageError: as `descriptor_for`.
+    """
+    own = descriptor_for(
+        model,
+        weights=descriptor.weights,
+        model_name=descriptor.model,
+        block_tokens=descriptor.block_tokens,
+    )
+    # What the caller has added to `extra`, quantisation for example, no configuration tells.
+    said = {n: v for n, v in descriptor.extra.items() if not n.startswith(SHARED_EXTRA)}
+    own = Descriptor.from_json({**own.to_json(), "extra": {**said, **own.extra}})
+    differences = own.differences(descriptor)
+    if differences:
+        raise DescriptorMismatch(
+            "the model does not make the caches of this descriptor: " + "; ".join(differences)
+        )
+
+
+async def prefill(
+    model: Any,
+    publication: Publication,
+    *,
+    ahead: int = DEFAULT_AHEAD,
+    on_layer: OnLayer | None = None,
+) -> Any:
+    """Compute the whole blocks of a publication's prefix and publish each layer when it exists.
+
+    The model runs in a thread of its own. A layer goes on its way before its attention is
+    computed. Where the publication was opened with ``first_segment_blocks``, each pass computes so
+    many blocks and is a segment.
+
+    Args:
+        model: a causal language model; nothing else may run it meanwhile.
+        publication: what `kvcs.Publisher.publish` gives; nothing was put yet.
+        ahead: layers that the model may be ahead of their publication; then it waits.
+        on_layer: called in the model's thread with each layer's index once it is computed.
+
+    Returns:
+        A `DynamicCache` of the whole blocks. `continue_from` takes it on.
+
+    Raises:
+        DescriptorMismatch: the model is another than the prefix's descriptor says.
+        UsageError, StoreFull, ConnectionClosed: as `kvcs.Segment.put`, at the next layer at the
+            latest.
+        Exception: what the model raised.
+
+    Raised through ``async with publish(...)``, each of them aborts the publication. Cancelling
+    stops the model at its next layer.
+    """
+    from kvcs.integrations.transformers_caches import PublishingCache
+
+    prefix = publication.prefix
+    check_model(model, prefix.descriptor)
+    cache = PublishingCache(_config(model), ahead=ahead, on_layer=on_layer)
+    done, size = 0, 0
+    try:
+        while done < prefix.blocks:
+            left = prefix.blocks - done
+            segment = await publication.segment(min(size, left) if size else None)
+            size = size or segment.blocks
+            first = done * prefix.descriptor.block_tokens
+            tokens = prefix.token_ids[first : first + segment.tokens].tolist()
+            cache.follow(segment)
+            await run_in_thread(_pass(model, cache, tokens), cache.stop)
+            await cache.published()
+            done += segment.blocks
+    except BaseException:
+        cache.stop("the prefill has failed")
+        raise
+    return cache
+
+
+async def resume(
+    model: Any,
+    cache: Cache,
+    token_ids: Sequence[int] | None = None,
+    *,
+    on_layer: OnLayer | None = None,
+) -> Resumed:
+    """Compute what a prompt has behind a cache that is streaming in, layer by layer.
+
+    The model runs in a thread of its own and needs only the tokens that the cache lacks: their
+    attention in layer l starts when layer l is verified, while later layers are on the wire. If
+    the cache has them all, the last token is computed again, since its logits are in no cache.
+    Returns once the publication's manifest has confirmed every layer that was used.
+
+    Args:
+        model: the consumer's copy of the model; nothing else may run it meanwhile.
+        cache: what `kvcs.Subscriber.open` gives, with all layers.
+        token_ids: the prompt, whose first tokens are the cache's; by default that of the prefix.
+        on_layer: called in the model's thread with each layer's index once it is in place.
+
+    Raises:
+        DescriptorMismatch: the model is another than the prefix's descriptor says.
+        UsageError: layers were left out, or the prompt begins otherwise than the cache.
+        KvcsError: the cache did not come: what `kvcs.Cache.layer` raises. Nothing of it may be
+            used then; recompute the prompt.
+        Exception: what the model raised.
+
+    Cancelling stops the model at its next layer.
+    """
+    from kvcs.integrations.transformers_caches import StreamedCache
+
+    prefix = cache.prefix
+    descriptor = prefix.descriptor
+    check_model(model, descriptor)
+    if len(cache.layers) != descriptor.layers:
+        raise UsageError(
+            f"the cache was opened with {len(cache.layers)} of {descriptor.layers} layers; a model"
+            " needs them all"
+        )
+    held = cache.blocks * descriptor.block_tokens
+    prompt = prefix.token_ids.tolist() if token_ids is None else list(token_ids)
+    if prompt[:held] != prefix.token_ids[:held].tolist():
+        raise UsageError(f"the prompt does not begin with the {held} tokens of the cache")
+    streamed = StreamedCache(
+        Inlet(cache),
+        descriptor.layers,
+        min(held, len(prompt) - 1),
+        device=getattr(model, "device", None),
+        on_layer=on_layer,
+    )
+
+    def compute() -> Any:
+        return continue_from(model, streamed, prompt)
+
+    logits = await run_in_thread(compute, streamed.stop)
+    await cache.complete()
+    return Resumed(streamed, logits)
+
+
+def continue_from(model: Any, cache: Any, token_ids: Sequence[int]) -> Any:
+    """Run a model over the tokens of a prompt that its cache lacks; synchronous.
+
+    Args:
+        model: a causal language model.
+        cache: a `DynamicCache` of the first tokens of the prompt; it is extended. If it has them
+            all, the last one is dropped and computed again.
+        token_ids: the prompt, at least one token.
+
+    Returns:
+        Logits behind the last token, [vocabulary].
+
+    Raises:
+        UsageError: an empty prompt, or one shorter than the cache.
+    """
+    held = cache.get_seq_length()
+    if not token_ids or held > len(token_ids):
+        raise UsageError(f"a prompt of {len(token_ids)} tokens, where the cache holds {held}")
+    if held == len(token_ids):
+        cache.crop(-1)
+        held -= 1
+    return _pass(model, cache, list(token_ids[held:]))()
+
+
+def from_dynamic_cache(cache: Any, tokens: int | None = None) -> list[tuple[Any, Any]]:
+    """Keys and values of a `DynamicCache` as `kvcs.Segment.put` takes them.
+
+    Args:
+        cache: of one sequence, full attention only.
+        tokens: the first so many; all by default.
+
+    Returns:
+        For each layer two tensors [tokens, kv_heads, head_dim]: views, where the cache is in host
+        memory.
+
+    Raises:
+        UsageError: a batch, a layer of another kind, or one with fewer tokens.
+    """
+    from kvcs.integrations.transformers_caches import layer_tensors
+
+    return list(layer_tensors(cache, tokens))
+
+
+async def to_dynamic_cache(cache: Cache, model: Any) -> Any:
+    """Wait for a whole cache and make a `DynamicCache` of it.
+
+    `resume` is sooner done: it computes while layers come.
+
+    Args:
+        cache: what `kvcs.Subscriber.open` gives, with all layers.
+        model: the consumer's copy of the model.
+
+    Raises:
+        DescriptorMismatch: the model is another than the prefix's descriptor says.
+        UsageError: layers were left out.
+        KvcsError: the cache did not come: what `kvcs.Cache.layer` raises.
+    """
+    from kvcs.integrations.transformers_caches import filled_cache
+
+    check_model(model, cache.prefix.descriptor)
+    layers = [layer async for layer in cache]
+    return filled_cache(layers, _config(model), getattr(model, "device", None))
+
+
+def _pass(model: Any, cache: Any, token_ids: list[int]) -> Callable[[], Any]:
+    """One pass of the model over tokens behind those in the cache; gives the last logits."""
+    import torch
+
+    def run() -> Any:
+        with torch.no_grad():
+            ids = torch.tensor([token_ids], device=getattr(model, "device", None))
+            # Logits of the last token only: those of the others cost much and are of no use.
+            out = model(ids, cache=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[0, -1]
+
+    return run
+
+
+def _config(model: Any) -> Any:
+    return _decoder_config(model.config)
+
+
+def _decoder_config(config: Any) -> Any:
+    """The part of a configuration that describes the language model."""
+    inner = getattr(config, "get_text_config", None)
+    return config if inner is None else inner(decoder=True)
+
+
+def _unsupported(config: Any) -> str | None:
+    """Why the caches of a model have another form than keys and values of every token."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder with a decoder, which keep two caches"
+    if getattr(config, "num_attention_heads", None) is None:
+        return "its configuration names no attention heads"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return f"it has layers of the kinds {', '.join(sorted(kinds))} besides full attention"
+    for name, what in (
+        ("sliding_window", "a sliding window"),
+        ("attention_chunk_size", "chunked attention"),
+        ("kv_lora_rank", "latent attention, whose cache here is not the latent tensor"),
+        ("num_kv_shared_layers", "layers that share their keys and values"),
+    ):
+        if getattr(config, name, None):
+            return f"it has {what} ({name} = {getattr(config, name)})"
+    kind = _rope_parameters(config).get("rope_type")
+    if kind in CHANGING_ROPE:
+        return f"its rotary embedding ({kind}) makes a token's keys depend on what follows it"
+    return None
+
+
+def _rope_parameters(config: Any) -> Mapping[str, Any]:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # Nested by kind of layer where there are several; with one kind it means the same.
+    if set(parameters) == {"full_attention"}:
+        parameters = parameters["full_attention"]
+    return parameters if isinstance(parameters, Mapping) else {}
+
+
+def _rope(config: Any) -> dict[str, str | int]:
+    """Rotary embedding settings as members of ``extra``; what is left at its default is not named.
+
+    A descriptor has no floats: their shortest exact text stands for them.
+    """
+    settings: dict[str, str | int] = {}
+    for name, value in _rope_parameters(config).items():
+        if value is None or (name == "rope_type" and value == "default"):
+            continue
+        member = name if name.startswith(SHARED_EXTRA) else SHARED_EXTRA + name
+        if isinstance(value, bool | str):
+            settings[member] = str(value)
+        elif isinstance(value, int | float):
+            settings[member] = int(value) if value == int(value) else repr(float(value))
+        else:
+            text = json.dumps(value, sort_keys=True)
+            settings[member] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    return settings

@@ -382,6 +382,7 @@ class Connection:
         for future in list(self._replies.values()):
             if not future.done():
                 future.set_exception(self.close_error())
+        self._cancellations.clear()
         handlers, self._handlers = self._handlers, {}
         for handler in handlers.values():
             handler(event)

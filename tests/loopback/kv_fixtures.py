@@ -98,6 +98,11 @@ class Wire:
             self.events.append(event)
         self._more.set()
 
+    def clear(self) -> None:
+        """Forget everything so far."""
+        for table in (self.asked, self.events, self.got, self._names):
+            table.clear()
+
     async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
         """Wait until ``condition`` holds."""
         async with asyncio.timeout(seconds):

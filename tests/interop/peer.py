@@ -206,14 +206,16 @@ def relay(
     return _module(name, "aiomoqt.tools.moq_interop_relay", [*argv, *options])
 
 
-def interop_client(url: str, *, case: str | None = None, name: str = "peer client") -> ProcessSpec:
+def interop_client(
+    url: str, *, case: str | None = None, draft: str = DRAFT, name: str = "peer client"
+) -> ProcessSpec:
     """Describe one run of the peer's interop client; its output is for ``parse_tap``.
 
     Args:
         case: One case by name. None runs the twelve standard ones; ``fetch`` and ``join`` are
             run only when named.
     """
-    argv = ["-r", url, "--draft", DRAFT, "--tls-disable-verify"]
+    argv = ["-r", url, "--draft", draft, "--tls-disable-verify"]
     if case is not None:
         argv += ["-t", case]
     return _module(name, "aiomoqt.tools.moq_interop_client", argv)

@@ -1,4 +1,4 @@
-"""A scenario of our session with a relay, message by message, without any KV cache."""
+"""Scenarios of our session with a relay, message by message, without any KV cache."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.testing.tracks import end_track, locations, objects, put, put_group, track
+from tests.interop import peer
 from tests.interop.alone import NAMESPACE
 from tests.interop.relays import OURS, relay
 from tests.interop.scenario import Stage
@@ -21,6 +22,8 @@ from tests.interop.scenario import Stage
 NAME = FullTrackName(NAMESPACE, b"k.raw.s0")
 OBJECTS, SIZE, PRIORITY = 3, 3000, 7
 CACHE_MS = 60_000
+OTHER_DRAFT = "20"
+"""A draft that the peer speaks and we do not."""
 
 
 class Request:
@@ -78,6 +81,22 @@ async def exchange(stage: Stage, whose: str) -> dict[str, Any]:
             watch.changed.clear()
             await watch.changed.wait()
         seen["open"] = [publisher.is_open, subscriber.is_open]
+    return seen
+
+
+async def other_draft(stage: Stage) -> dict[str, Any]:
+    """Each side meets a relay of the other that speaks another draft."""
+    seen: dict[str, Any] = {"ours": None}
+    url = await stage.peer_relay(options=("--draft", OTHER_DRAFT))
+    try:
+        async with kvcs.connect(url, ca=stage.pem.ca):
+            pass
+    except kvcs.ConnectionFailed as error:
+        seen["ours"] = str(error)
+    async with relay(stage, OURS) as url:
+        spec = peer.interop_client(url, case="setup-only", draft=OTHER_DRAFT)
+        finished = await (await stage.start(spec)).collect()
+    seen["theirs"] = peer.parse_tap(finished.stdout)["setup-only"].message
     return seen
 
 

@@ -93,23 +93,32 @@ def test_it_sees_each_group_and_the_end_of_the_track(seen: Results, via: str) ->
     assert {said["object"] for said in events(got, "object", track="manifest")} == {0}
 
 
-def test_it_joins_in_the_middle(seen: Results, via: str) -> None:
-    got = result(seen, "middle")
+@pytest.mark.parametrize(("which", "part"), [("first", 1), ("second", 2)])
+def test_two_join_in_the_middle(seen: Results, via: str, which: str, part: int) -> None:
+    got = result(seen, "middle")[which]
     published = source(their_reader.middle)
     check(got, published)
-    layers = len(published.layers)
+    layers, blocks = len(published.layers), published.prefix.blocks
+    joined = part * layers // 3
     for track in DATA:
+        # LARGEST_OBJECT is the status behind the last Object of the last layer.
+        assert events(got, "accepted", track=track)[0]["largest"] == [joined - 1, blocks]
         past = {said["group"] for said in events(got, "object", track=track, via="fill")}
-        assert past == set(range(layers // 2))
+        assert past == set(range(joined))
         live = {said["group"] for said in events(got, "object", track=track, via="live")}
-        assert live >= set(range(layers // 2, layers))
+        assert live >= set(range(joined, layers))
     if via != relays.PEERS:
         tracks = events(got, "summary")[0]["tracks"].values()
         assert all(track["duplicates"] == 0 for track in tracks)
 
 
 def test_it_comes_after_the_end(seen: Results) -> None:
-    check(result(seen, "late"), source(their_reader.late))
+    got = result(seen, "late")
+    published = source(their_reader.late)
+    check(got, published)
+    for track in DATA:
+        largest = events(got, "accepted", track=track)[0]["largest"]
+        assert largest == [len(published.layers), 0]
 
 
 @pytest.mark.parametrize("what", ["layers", "blocks"])

@@ -14,6 +14,8 @@ Run = Callable[..., Any]
 
 PUBLISHED = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
 DOES_NOT_EXIST, TRACK_ENDED = 0x10, 0x2
+NO_APPLICATION_PROTOCOL = 0x178
+"""TLS alert 120, as QUIC closes a connection with it."""
 
 
 @pytest.fixture(scope="module", params=[relays.PEERS, relays.OURS])
@@ -72,3 +74,9 @@ def test_a_fetch_brings_what_its_filters_let_pass_in_order(seen: dict[str, Any])
 
 def test_neither_session_was_closed(seen: dict[str, Any]) -> None:
     assert seen["open"] == [True, True]
+
+
+def test_another_draft_is_refused_in_the_handshake(run: Run) -> None:
+    seen = run(smoke.other_draft)
+    assert "does not speak moqt-22" in seen["ours"]
+    assert f"error_code={NO_APPLICATION_PROTOCOL}" in seen["theirs"]

@@ -36,7 +36,7 @@ class Reading:
         self.source = source
         self.stage = stage
         self._relay = url
-        self._saved = Path()
+        self._saved: dict[Process, Path] = {}
 
     @asynccontextmanager
     async def offering(
@@ -57,42 +57,47 @@ class Reading:
 
     async def subscribe(self, url: str, production: Production) -> Process:
         """Start the peer's subscriber, which finds the publication by its prefix."""
-        publication = production.publication
-        self._saved = self.stage.directory / publication.publication_id.hex()
+        saved = self._folder(production)
         subscriber = await self.stage.start(
             peer.subscribe(
                 url,
                 ca=self.stage.pem.ca,
-                namespace=publication.namespace[:4],
+                namespace=production.publication.namespace[:4],
                 tracks=TRACKS,
-                options=("--discover", "--save", str(self._saved)),
+                options=("--discover", "--save", str(saved)),
             )
         )
+        self._saved[subscriber] = saved
         for track in TRACKS:
             await subscriber.wait_event("accepted", track=track)
         return subscriber
 
     async def fetch(self, url: str, production: Production, *options: str) -> Process:
         """Start the peer's subscriber to FETCH some layers."""
-        publication = production.publication
-        self._saved = self.stage.directory / publication.publication_id.hex()
+        saved = self._folder(production)
         first, last = FETCHED_LAYERS
         groups = ("--start-group", str(first), "--end-group", str(last))
-        return await self.stage.start(
+        subscriber = await self.stage.start(
             peer.subscribe(
                 url,
                 ca=self.stage.pem.ca,
-                namespace=publication.namespace,
+                namespace=production.publication.namespace,
                 tracks=DATA,
                 mode="fetch",
-                options=(*groups, *options, "--save", str(self._saved)),
+                options=(*groups, *options, "--save", str(saved)),
             )
         )
+        self._saved[subscriber] = saved
+        return subscriber
+
+    def _folder(self, production: Production) -> Path:
+        name = f"{production.publication.publication_id.hex()}-{len(self._saved)}"
+        return self.stage.directory / name
 
     async def outcome(self, subscriber: Process, production: Production) -> Seen:
         """Wait for the peer's subscriber and tell what it has seen and saved."""
         finished = await subscriber.collect()
-        saved = objects.read_tree(self._saved)
+        saved = objects.read_tree(self._saved[subscriber])
         manifests = saved.get("manifest", {})
         return {
             "exit": finished.returncode,
@@ -115,14 +120,19 @@ async def live(reading: Reading) -> Seen:
 
 
 async def middle(reading: Reading) -> Seen:
-    """The peer subscribes when half of the layers are put."""
+    """Two subscribers of the peer join one after the other, while layers are put."""
+    layers = len(reading.source.layers)
+    subscribers = []
     async with reading.offering() as (url, production):
-        await production.put(len(reading.source.layers) // 2)
-        subscriber = await reading.subscribe(url, production)
-        for track in TRACKS:
-            await subscriber.wait_event("fill", track=track)
+        for until in (layers // 3, 2 * layers // 3):
+            await production.put(until)
+            subscriber = await reading.subscribe(url, production)
+            for track in TRACKS:
+                await subscriber.wait_event("fill", track=track)
+            subscribers.append(subscriber)
         await production.put_all()
-    return await reading.outcome(subscriber, production)
+    first, second = [await reading.outcome(each, production) for each in subscribers]
+    return {"first": first, "second": second}
 
 
 async def late(reading: Reading) -> Seen:

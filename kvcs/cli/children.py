@@ -1,11 +1,11 @@
-"""Runs `kvcs` commands as processes of their own and follows their JSON lines."""
+"""Runs `kvcs` commands and other programs as processes and follows their JSON lines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,12 +15,16 @@ READY_SECONDS = 15.0
 """Longest wait for an event of a process, and for its end when it is told to."""
 
 
+KVCS = (sys.executable, "-m", "kvcs")
+"""How the command is started."""
+
+
 class ChildFailed(KvcsError):
     """One of the processes failed; the message repeats what it said."""
 
 
 class Child:
-    """One `kvcs` command that prints its events as JSON lines."""
+    """One process that prints its events as JSON lines."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name
@@ -39,9 +43,23 @@ class Child:
         event: dict[str, Any] = json.loads(line)
         return event
 
-    async def event(self, name: str) -> dict[str, Any]:
-        """The next event of that name."""
-        async with asyncio.timeout(READY_SECONDS):
+    async def tell(self, word: str) -> None:
+        """Write a line to the process's standard input; one that has ended hears nothing."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n".encode())
+        try:
+            await self.process.stdin.drain()
+        except ConnectionError:
+            return
+
+    async def event(self, name: str, seconds: float = READY_SECONDS) -> dict[str, Any]:
+        """The next event of that name.
+
+        Raises:
+            ChildFailed: the process ended instead.
+            TimeoutError: the event did not come in time.
+        """
+        async with asyncio.timeout(seconds):
             while True:
                 event = await self.next_event()
                 if event["event"] == name:
@@ -65,18 +83,25 @@ class Child:
 
 
 @asynccontextmanager
-async def run_child(*arguments: str) -> AsyncIterator[Child]:
-    """Run a `kvcs` command; leaving the context ends it."""
+async def run_child(
+    *arguments: str, program: Sequence[str] = KVCS, name: str | None = None
+) -> AsyncIterator[Child]:
+    """Run a program; leaving the context ends it.
+
+    Args:
+        arguments: what stands behind the program.
+        program: what is run; `kvcs` by default.
+        name: what messages call it; the first argument by default.
+    """
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "kvcs",
+        *program,
         *arguments,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        yield Child(arguments[0], process)
+        yield Child(name or arguments[0], process)
     finally:
         if process.returncode is None:
             process.terminate()

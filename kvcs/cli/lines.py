@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -20,4 +21,7 @@ class Lines:
     def event(self, name: str, **facts: Any) -> None:
         """Print one event with the time in seconds since 1970."""
         if self.wanted:
-            print(json.dumps({"event": name, "at": time.time(), **facts}), flush=True)
+            line = json.dumps({"event": name, "at": time.time(), **facts})
+            # In one piece: events may come from several threads.
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()

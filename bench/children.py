@@ -1,0 +1,110 @@
+"""Starts the processes of a measurement, follows them, and ends them whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+EXIT_SECONDS: Final = 10.0
+"""Longest wait for a process that was told to end, before it is killed."""
+
+MAX_LINE: Final = 1 << 20
+
+
+class ChildFailed(Exception):
+    """A process ended before it said what it was to say; the message repeats its complaint."""
+
+
+class Child:
+    """One process of the bench."""
+
+    def __init__(self, role: str, process: asyncio.subprocess.Process) -> None:
+        self.role = role
+        self.process = process
+
+    def tell(self, word: str) -> None:
+        """Tell it a word."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n".encode())
+
+    async def event(self, name: str) -> dict[str, Any]:
+        """Its next event, which must be this.
+
+        Raises:
+            ChildFailed: it ended, or said something else.
+        """
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        if not line:
+            raise ChildFailed(f"{self.role} ended early: {await self._complaint()}")
+        event: dict[str, Any] = json.loads(line)
+        if event.pop("event") != name:
+            raise ChildFailed(f"{self.role} said {line!r} in the place of {name}")
+        return event
+
+    async def _complaint(self) -> str:
+        assert self.process.stderr is not None
+        text = (await self.process.stderr.read()).decode(errors="replace").strip()
+        return text.splitlines()[-1] if text else f"exit code {await self.process.wait()}"
+
+
+@asynccontextmanager
+async def child(role: str, options: dict[str, Any]) -> AsyncIterator[Child]:
+    """Start a process of the bench; leaving the context waits for its end or ends it."""
+    arguments = ("-m", "bench.worker", role, json.dumps(options))
+    process = await _start(*arguments)
+    killed = True
+    try:
+        yield Child(role, process)
+        killed = False
+    finally:
+        await _end(process, at_once=killed)
+
+
+async def run_command(*arguments: str) -> None:
+    """Run a module of this checkout to its end.
+
+    Raises:
+        ChildFailed: it failed.
+    """
+    process = await _start("-m", *arguments)
+    try:
+        async with asyncio.timeout(EXIT_SECONDS):
+            _, complaint = await process.communicate()
+    finally:
+        await _end(process, at_once=True)
+    if process.returncode:
+        raise ChildFailed(f"{arguments[0]} failed: {complaint.decode(errors='replace').strip()}")
+
+
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=MAX_LINE,
+    )
+
+
+async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
+    if process.returncode is not None:
+        return
+    if at_once:
+        process.kill()
+    try:
+        async with asyncio.timeout(EXIT_SECONDS):
+            # Its pipes are read to the end, so that it cannot block on writing.
+            await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,42 @@
+"""How a process of the bench speaks with the one that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+class Parent:
+    """The process that started this one."""
+
+    def __init__(self, words: asyncio.StreamReader) -> None:
+        self._words = words
+
+    @classmethod
+    async def connect(cls) -> Parent:
+        """Watch standard input."""
+        words = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
+        return cls(words)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Say that something happened."""
+        print(json.dumps({"event": event, **facts}), flush=True)
+
+    async def word(self, expected: str) -> None:
+        """Wait to be told a word.
+
+        Raises:
+            EOFError: the parent is gone, or says something else.
+        """
+        line = (await self._words.readline()).decode().strip()
+        if line != expected:
+            raise EOFError(f"told {line!r}, not {expected!r}")
+
+
+Role = Callable[[Parent, dict[str, Any]], Awaitable[None]]
+"""What a process does, with the options that it was started with."""

@@ -1,0 +1,154 @@
+"""Roles of raw QUIC: the backend's transport alone, under the settings that kvcs uses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Final
+
+from bench.parent import Parent
+from bench.usage import Meter
+from bench.workload import MIB, Workload
+from kvcs.quic.aioquic_backend import QuicSettings, connect_quic, listen_quic
+from kvcs.quic.transport import Transport
+
+SETTINGS: Final = QuicSettings(alpn=("kvcs-bench",))
+
+FIRST_STREAM: Final = 3
+"""First unidirectional stream of a server; the next ones are four apart."""
+
+
+class _End:
+    """A receiver of the transport that does nothing; the roles say what they need."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def connected(self) -> None:
+        """The handshake is complete."""
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        """Octets of a stream."""
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        """The peer reset a stream."""
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        """The peer stopped a stream."""
+
+    def datagram(self, data: bytes) -> None:
+        """One datagram."""
+
+    def batch_received(self) -> None:
+        """A batch of input is through."""
+
+    def closed(self, code: int | None, reason: str, by_peer: bool) -> None:
+        """The connection is over."""
+
+
+class RawSender(_End):
+    """Sends as many streams of as many octets as kvcs would, in the pieces that kvcs has."""
+
+    def __init__(self, transport: Transport, workload: Workload) -> None:
+        super().__init__(transport)
+        self._workload = workload
+        self._payload = memoryview(os.urandom(MIB) * -(-workload.octets // MIB))
+        self._sent = self._limit = 0
+
+    def go(self) -> None:
+        """Start to send."""
+        self._limit = self._workload.octets
+        self._pump()
+
+    def batch_received(self) -> None:
+        """There may be credit again."""
+        self._pump()
+
+    def _pump(self) -> None:
+        transport, size = self.transport, self._workload.stream_octets
+        while self._sent < self._limit and (room := transport.octets()) > 0:
+            number, offset = divmod(self._sent, size)
+            stream_id = FIRST_STREAM + 4 * number
+            # A stream that the peer gives no credit to open has none for octets either.
+            room = min(room, size - offset, transport.stream_octets(stream_id))
+            room = min(room, self._workload.data_octets)
+            if room <= 0:
+                break
+            piece = self._payload[self._sent : self._sent + room]
+            transport.send(stream_id, piece, offset + room == size)
+            self._sent += room
+        transport.flush()
+
+
+class RawReceiver(_End):
+    """Counts octets and ends of streams."""
+
+    def __init__(self, transport: Transport, workload: Workload) -> None:
+        super().__init__(transport)
+        self.octets = 0
+        self.done = asyncio.Event()
+        self._left = workload.streams
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        """Octets of a stream."""
+        self.octets += len(data)
+        self._left -= fin
+        if not self._left:
+            self.done.set()
+
+
+async def sender(parent: Parent, options: dict[str, Any]) -> None:
+    """Listen, and send to the one client when told."""
+    workload = Workload(**options["workload"])
+    senders: list[RawSender] = []
+
+    def accept(transport: Transport) -> RawSender:
+        senders.append(RawSender(transport, workload))
+        return senders[-1]
+
+    listener = await listen_quic(
+        "127.0.0.1",
+        0,
+        receiver_factory=accept,
+        cert=options["cert"],
+        key=options["key"],
+        settings=SETTINGS,
+    )
+    try:
+        parent.tell("ready", url=str(listener.port))
+        await parent.word("go")
+        meter = Meter()
+        senders[0].go()
+        await parent.word("stop")
+        meter.stop()
+        parent.tell("sent", **meter.reading())
+    finally:
+        await listener.close()
+
+
+async def receiver(parent: Parent, options: dict[str, Any]) -> None:
+    """Connect, and count what comes."""
+    workload = Workload(**options["workload"])
+    made: list[RawReceiver] = []
+
+    def receive(transport: Transport) -> RawReceiver:
+        made.append(RawReceiver(transport, workload))
+        return made[-1]
+
+    transport = await connect_quic(
+        "127.0.0.1",
+        int(options["url"]),
+        receiver_factory=receive,
+        ca=options["ca"],
+        settings=SETTINGS,
+    )
+    try:
+        parent.tell("ready", url="")
+        await parent.word("go")
+        meter = Meter()
+        await made[0].done.wait()
+        meter.stop()
+        parent.tell("received", octets=made[0].octets, **meter.reading())
+    finally:
+        transport.close(0, "")
+        await transport.wait_closed()

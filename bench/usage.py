@@ -1,0 +1,40 @@
+"""What this process uses: CPU time of a span, peak memory of its life."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Any
+
+
+class Meter:
+    """Counts from its making on. Its clock is the machine's, so that two processes can compare."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        """When it was made, seconds."""
+        self._cpu = _cpu_seconds()
+        self._read: dict[str, Any] | None = None
+
+    def stop(self) -> None:
+        """Take the reading now; what comes after counts for the peak of memory alone."""
+        self._read = {"at": time.monotonic(), "cpu_seconds": _cpu_seconds() - self._cpu}
+
+    def reading(self) -> dict[str, Any]:
+        """Time of the stop, CPU seconds up to it, and the peak of resident memory in octets."""
+        if self._read is None:
+            self.stop()
+        assert self._read is not None
+        return {**self._read, "started_at": self.at, "peak_octets": peak_octets()}
+
+
+def peak_octets() -> int:
+    """Largest resident memory so far; the system counts it in KiB but for macOS."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -97,11 +97,12 @@ class ControlStreams:
             raise ProtocolViolation("a second control stream")
         established = False
         for message in self._reader.feed(data):
-            if isinstance(message, messages.Setup):
+            if isinstance(message, messages.Goaway):
+                self.take_goaway(message)
+            else:
+                assert isinstance(message, messages.Setup)  # the reader lets nothing else through
                 self._take_setup(message)
                 established = True
-            elif isinstance(message, messages.Goaway):
-                self.take_goaway(message)
         if fin:
             raise ProtocolViolation("the control stream was closed")
         return established

@@ -40,9 +40,6 @@ from kvcs.moqt.properties import KeyValues, check_object_properties
 from kvcs.moqt.rules import TrackRules
 from kvcs.moqt.wire import NeedMore, Reader
 
-MAX_HEADER_OCTETS = 64
-"""Longest stream header: four vi64 of nine octets and a priority, with room."""
-
 
 @dataclass(frozen=True, slots=True)
 class EarlyLimits:
@@ -205,9 +202,7 @@ class DataStreams:
         except NeedMore:
             if fin and octets:
                 raise ProtocolViolation("a data stream ended inside its header") from None
-            if len(octets) > MAX_HEADER_OCTETS:
-                raise ProtocolViolation("a data stream's header has no end") from None
-            stream.head = octets
+            stream.head = octets  # a few octets: `read_stream_header` bounds what it waits for
             if fin:
                 del self._streams[stream_id]
             return True

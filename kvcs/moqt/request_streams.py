@@ -152,8 +152,6 @@ class RequestStreams:
         """Send a message on a request's stream; nothing where our direction has ended."""
         if request.sending_ended:
             return
-        if request.stream_id < 0:
-            raise UsageError("the request has no stream yet")
         frame = encode_message(message)
         request.sending_ended = fin
         self._session.act(Send(request.stream_id, (frame,), fin))

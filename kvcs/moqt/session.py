@@ -217,7 +217,11 @@ class Session:
             if sender is None:
                 return None
             assert isinstance(sender, ObjectSender)
-            action = self._send_from(sender, min(room, QUANTUM_OCTETS), credit, now)
+            try:
+                action = self._send_from(sender, min(room, QUANTUM_OCTETS), credit, now)
+            except Exception as exc:
+                self._fail(exc)
+                return self._outbox.popleft()
             if action is not None:
                 return action
             if self._outbox:
@@ -277,8 +281,12 @@ class Session:
         except SessionError as exc:
             self.close(exc.code, exc.reason)
         except Exception as exc:
-            self.failure = exc
-            self.close(SessionCode.INTERNAL_ERROR, "internal error")
+            self._fail(exc)
+
+    def _fail(self, exc: Exception) -> None:
+        """A fault of ours: the shell logs it, the peer hears no details."""
+        self.failure = exc
+        self.close(SessionCode.INTERNAL_ERROR, "internal error")
 
     def _stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
         if not stream_id & 2:
@@ -320,8 +328,6 @@ class Session:
     def _send_from(
         self, sender: ObjectSender, room: int, credit: SendCredit, now: float
     ) -> Action | None:
-        if sender.closed:
-            return None
         if sender.stream_id is None:
             if sender.needs_stream and credit.uni_streams() <= 0:
                 self.scheduler.park(sender)

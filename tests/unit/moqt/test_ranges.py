@@ -110,6 +110,38 @@ def test_the_last_location_of_all_ends_a_range() -> None:
     assert read(cache(last), at(MAX_VI64, 0), last, ASCENDING)[1:] == [last]
 
 
+@pytest.mark.parametrize(
+    ("order", "ahead", "behind"),
+    [
+        (ASCENDING, [at(1, 0), at(1, 5), at(2, 0)], [at(0, 0)]),
+        (DESCENDING, [at(1, 0), at(1, 5), at(0, 9)], [at(2, 0)]),
+    ],
+)
+def test_what_a_reader_has_passed(
+    order: GroupOrder, ahead: list[Location], behind: list[Location]
+) -> None:
+    source = cache((0, 0), (1, 0), (2, 0))
+    source.learn(at(0, 0), at(2, 9))
+    reader = RangeReader(source, Range(at(0, 0), at(2, 9)), order)
+    while True:
+        upcoming = reader.peek(0.0)
+        assert isinstance(upcoming, StoredObject)
+        if upcoming.header.group_id == 1:
+            break
+        reader.passed(upcoming.header.location)
+    assert not any(reader.has_passed(place) for place in ahead)
+    assert all(reader.has_passed(place) for place in behind)
+    reader.passed(at(1, 0))
+    upcoming = reader.peek(0.0)
+    assert isinstance(upcoming, StoredObject)
+    last = upcoming.header.location
+    reader.passed(last)
+    assert reader.has_passed(at(1, 0))
+    assert reader.has_passed(last)
+    assert reader.peek(0.0) is None
+    assert all(reader.has_passed(place) for place in (*ahead, *behind))
+
+
 # FETCH
 
 
@@ -175,6 +207,14 @@ def test_end_location_is_the_last_that_is_known(
     start: Location, end: Location, expected: Location
 ) -> None:
     assert fetch_end(four(), Range(start, end)) == (expected, False)
+
+
+def test_a_cache_that_does_not_know_how_far_a_group_goes_names_the_end_that_was_asked_for() -> None:
+    source = cache((0, 3))
+    end = at(0, MAX_VI64)
+    assert fetch_end(source, Range(at(0, 0), end)) == (end, False)
+    source.learn(at(0, 0), end)
+    assert fetch_end(source, Range(at(0, 0), end)) == (at(0, 3), False)
 
 
 def test_end_of_track_is_told_where_the_range_reaches_it() -> None:

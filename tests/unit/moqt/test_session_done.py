@@ -22,6 +22,7 @@ from kvcs.testing.tracks import (
     put_group,
 )
 from tests.unit.moqt.subscriptions import (
+    BARE,
     NONE,
     ends,
     served,
@@ -132,6 +133,14 @@ def test_an_ended_subscription_takes_no_update() -> None:
     bench.say(0, m.PublishDone(0x2, 1, ""))
     with pytest.raises(UsageError):
         bench.core.requester.update(0, NONE)
+
+
+def test_an_answer_to_an_update_behind_publish_done_closes() -> None:
+    bench = subscriber()
+    bench.core.requester.update(0, NONE)
+    bench.drain()
+    bench.say(0, m.PublishDone(0x2, 1, ""), m.RequestOk(NONE, BARE))
+    assert bench.close_code == SessionCode.PROTOCOL_VIOLATION
 
 
 def test_fin_without_publish_done_is_a_failed_subscription() -> None:

@@ -12,6 +12,7 @@ from kvcs.moqt.events import (
     DataStreamOpened,
     Event,
     FetchReceived,
+    GoawayReceived,
     ObjectStarted,
     RangeMarked,
     RequestAccepted,
@@ -22,8 +23,8 @@ from kvcs.moqt.events import (
     TrackStatusReceived,
 )
 from kvcs.moqt.filters import LocationFilter, RangeFilter
-from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
-from kvcs.moqt.objects import RangeKind
+from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location
+from kvcs.moqt.objects import ObjectHeader, RangeKind
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.settings import Role
@@ -45,6 +46,7 @@ from kvcs.testing.tracks import (
 
 NONE, BARE = Parameters(), KeyValues()
 OK = m.FetchOk(False, Location(9, 9), NONE, BARE)
+OTHER = FullTrackName(NAME.namespace, b"v.raw.s0")
 PLACES = [Location(group, object_id) for group in range(3) for object_id in range(2)]
 
 
@@ -251,6 +253,65 @@ def test_a_failed_update_resets_the_data_stream() -> None:
     assert residue(bench.core, source) == {}
 
 
+def test_a_fetch_that_cannot_be_delivered_is_reset() -> None:
+    source = track(authoritative=False)
+    source.note_largest(at(0, 0))
+    pair = SessionPair()
+    responder = pair.server.core.responder
+    request_id = pair.client.core.requester.fetch(NAME, NONE)
+    pair.run()
+    responder.accept_fetch(request_id, source, 0.0, lambda sender, run: True)
+    pair.run()
+    responder.fail_fetch(request_id, StreamCode.UNKNOWN_OBJECT_STATUS)
+    responder.fail_fetch(99, StreamCode.UNKNOWN_OBJECT_STATUS)
+    pair.run()
+    assert [event.reset_code for event in pair.client.of(DataStreamEnded)] == [0x6]
+    assert residue(pair.client.core) == residue(pair.server.core, source) == {}
+
+
+def test_a_place_that_moved_while_it_was_waited_for_lets_others_go_first() -> None:
+    source, other = track(authoritative=False), track(OTHER)
+    for group, priority in ((0, 0), (1, 9)):
+        source.begin_fetched(ObjectHeader(group, 0, 0, priority), 0.0)
+    put_group(other, 0, 1, priority=5)
+    source.note_largest(at(1, 0))
+    pair = SessionPair()
+    responder = pair.server.core.responder
+    first = pair.client.core.requester.fetch(NAME, NONE)
+    pair.run()
+    responder.accept_fetch(first, source, 0.0, lambda sender, run: True)
+    pair.run()
+    second = pair.client.core.requester.fetch(OTHER, NONE)
+    pair.run()
+    pair.server.credit.object_octets = 0
+    responder.accept_fetch(second, other, 0.0)
+    source.learn(at(0, 0), at(1, 0))
+    pair.server.credit.object_octets = 1 << 40
+    pair.run()
+    assert [event.request_id for event in pair.client.of(ObjectStarted)] == [first, second, first]
+
+
+@pytest.mark.parametrize("what", ["fetch", "goaway"])
+def test_who_is_asked_for_an_unknown_run_may_act_on_the_same_session(what: str) -> None:
+    source = track(authoritative=False)
+    source.note_largest(at(0, 0))
+    pair = SessionPair()
+    server = pair.server.core
+
+    def ask(_: object, __: object) -> bool:
+        if what == "fetch":
+            server.requester.fetch(OTHER, NONE)
+        else:
+            server.goaway(now=pair.now)
+        return True
+
+    request_id = pair.client.core.requester.fetch(NAME, NONE)
+    pair.run()
+    server.responder.accept_fetch(request_id, source, 0.0, ask)
+    pair.run()
+    assert len(pair.client.of(FetchReceived if what == "fetch" else GoawayReceived)) == 1
+
+
 # The asking side alone
 
 
@@ -436,3 +497,12 @@ def test_a_track_status_reply_with_what_it_may_not_hold_closes(reply: m.RequestO
     bench.drain()
     bench.say(0, reply)
     assert bench.close_code == SessionCode.PROTOCOL_VIOLATION
+
+
+def test_a_track_status_reply_that_cannot_be_read_ends_the_request() -> None:
+    bench = Bench(Role.CLIENT)
+    bench.core.requester.track_status(NAME)
+    bench.drain()
+    bench.say(0, m.RequestOk(NONE, KeyValues.of({Property.IMMUTABLE_PROPERTIES: b"\x01"})))
+    assert len(bench.take(TrackMalformed)) == 1
+    assert bench.close is None

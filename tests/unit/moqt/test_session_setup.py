@@ -6,6 +6,7 @@ import pytest
 
 from kvcs.moqt import messages as m
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
+from kvcs.moqt.delivery import SubgroupSender
 from kvcs.moqt.errors import DoesNotExist, RequestCode, SessionCode
 from kvcs.moqt.events import (
     PublishNamespaceReceived,
@@ -17,12 +18,13 @@ from kvcs.moqt.events import (
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, SetupOption
 from kvcs.moqt.request_streams import MAX_HELD_OCTETS
+from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import Token
 from kvcs.moqt.wire import Reader, encode_message
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
-from kvcs.testing.tracks import NAME
+from kvcs.testing.tracks import NAME, put, track
 
 
 def subscribe(request_id: int, parameters: Parameters | None = None) -> m.Subscribe:
@@ -323,6 +325,21 @@ def test_streams_before_setup_are_bounded_even_if_they_are_empty() -> None:
     assert bench.close_code == SessionCode.PROTOCOL_VIOLATION
 
 
+def test_fin_inside_a_request_closes() -> None:
+    bench = Bench()
+    bench.data(bench.bidi(), encode_message(subscribe(0))[:-1], fin=True)
+    assert bench.close_code == SessionCode.PROTOCOL_VIOLATION
+
+
+def test_a_stopped_stream_that_ends_without_a_request_is_over() -> None:
+    bench = Bench()
+    stream = bench.bidi()
+    bench.stop(stream)
+    bench.data(stream, b"", fin=True)
+    assert bench.resets == {}
+    assert residue(bench.core) == {}
+
+
 def test_held_octets_of_a_reset_stream_count_no_more() -> None:
     bench = Bench(setup=False)
     for _ in range(3):
@@ -388,6 +405,36 @@ def test_a_fault_of_ours_closes_with_internal_error_and_keeps_the_cause() -> Non
     assert isinstance(bench.core.failure, ZeroDivisionError)
     assert bench.close is not None
     assert "boom" not in bench.close.reason
+
+
+def test_a_fault_in_sending_closes_too_and_the_pump_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    source = track()
+    bench.open(subscribe(0))
+    bench.core.responder.accept_subscribe(0, source, 0.0)
+
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SubgroupSender, "next_piece", fault)
+    put(source, 0, 0)
+    bench.drain()
+    assert bench.close_code == SessionCode.INTERNAL_ERROR
+    assert isinstance(bench.core.failure, ZeroDivisionError)
+    assert residue(bench.core, source) == {}
+
+
+def test_who_pumps_is_woken_when_a_track_gets_an_object() -> None:
+    woken: list[str] = []
+    core = Session(Role.SERVER, on_wake=lambda: woken.append("now"))
+    core.receive_connected(0.0)
+    assert woken
+    woken.clear()
+    core.close()
+    core.wake()
+    assert woken == []
 
 
 def test_idle_says_whether_control_messages_wait() -> None:

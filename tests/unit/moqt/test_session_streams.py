@@ -76,6 +76,8 @@ def test_statuses_are_reported_as_objects() -> None:
         pytest.param([stream_of(0, 0, status(0, 1)), stream_of(0, 5)], id="on another stream"),
         pytest.param([stream_of(0, 0, end_of_group=True), stream_of(0, 1)], id="behind the bit"),
         pytest.param([stream_of(0, 0), stream_of(0, 1)], id="behind the fin of its subgroup"),
+        pytest.param([stream_of(0, 0, 1), stream_of(0, 0)], id="before the fin of its subgroup"),
+        pytest.param([stream_of(0, 0, 2), stream_of(0, 1, end_of_group=True)], id="short bit"),
         pytest.param(
             [stream_of(1, status(1, 0, ObjectStatus.END_OF_TRACK)), stream_of(2, 0)],
             id="behind end of track",

@@ -389,6 +389,51 @@ def test_a_group_that_is_evicted_while_it_is_owed_ends_the_subscription() -> Non
     assert residue(pair.server.core, source) == {}
 
 
+def test_a_group_that_is_evicted_when_its_stream_was_stopped_is_nothing() -> None:
+    pair, source, _ = served()
+    put(source, 0, 0)
+    put(source, 1, 0)
+    pair.run()
+    first, _ = pair.client.of(DataStreamOpened)
+    pair.client.core.requester.stop_stream(first.stream_id)
+    pair.run()
+    source.evict_group(0)
+    put(source, 1, 1)
+    pair.run()
+    assert locations(pair.client.events) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_what_comes_behind_an_object_that_broke_off_goes_on_another_stream() -> None:
+    pair, source = SessionPair(), track(authoritative=False)
+    serve(pair, source)
+    pair.client.core.requester.subscribe(NAME, NONE)
+    pair.run()
+    header = SubgroupHeader(5, 0, 0, 0, first_object=True)
+    stream = source.open_stream(header)
+    stream.begin(ObjectHeader(0, 0, 0, 0, payload_length=4), 0.0).write(memoryview(b"12"))
+    pair.run()
+    pair.server.credit.object_octets = 0
+    stream.reset(StreamCode.INTERNAL_ERROR)
+    for object_id, octets in ((1, b"12"), (2, b"1234"), (3, b"1234")):
+        stream = source.open_stream(header)
+        fields = ObjectHeader(0, object_id, 0, 0, payload_length=4)
+        stream.begin(fields, 0.0).write(memoryview(octets))
+        stream.reset(StreamCode.INTERNAL_ERROR)
+    pair.server.credit.object_octets = 1 << 40
+    pair.run()
+    assert locations(pair.client.events) == [(0, 2), (0, 3)]
+
+
+def test_a_subgroup_of_which_nothing_passes_opens_no_stream() -> None:
+    filters = Parameters.of(priority_filter=[RangeFilter(0, ((9, 9),))])
+    pair, source, _ = served(filters)
+    source.publish(ObjectHeader(0, 0, 0, 0), (), 0.0)
+    source.finish_subgroup(0, 0)
+    pair.run()
+    assert pair.client.of(DataStreamOpened) == []
+    assert residue(pair.server.core).get("scheduler") is None
+
+
 def test_a_group_that_is_evicted_when_it_was_sent_is_nothing() -> None:
     pair, source, _ = served()
     put_group(source, 0, 1)

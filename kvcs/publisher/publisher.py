@@ -20,7 +20,7 @@ from kvcs.quic.endpoint import Server
 _log = get_logger("kvcs.publisher")
 
 ABORT_SECONDS = 1.0
-"""Longest wait for an abort to reach the peers before their sessions may close."""
+"""Longest wait for the peers to hear of the end before an exception goes on."""
 
 GIB = 2**30
 MIB = 2**20
@@ -104,8 +104,9 @@ class Publisher:
         """Announce a publication of ``prefix``; leaving the context ends it.
 
         Left in good order, it waits for its subscribers as long as `PublisherSettings.drain` says.
-        Left by an exception, it is aborted and subscribers are told; of the exception they get the
-        name of its class, never its text, which may hold what is not theirs to read.
+        Left by an exception before it is complete, it is aborted and subscribers are told; of the
+        exception they get the name of its class, never its text, which may hold what is not theirs
+        to read. A complete one ends as in good order, with a short wait.
 
         Args:
             prefix: whose cache is produced.
@@ -141,7 +142,12 @@ class Publisher:
             yield publication
             await publication.close(self.settings.drain)
         except BaseException as exc:
-            publication.abort(f"the producer failed ({type(exc).__name__})")
+            if publication.complete:
+                # What failed lies outside of it, a service that is shut down for example; an abort
+                # would make relays forget a whole cache.
+                await publication.close(ABORT_SECONDS)
+            else:
+                publication.abort(f"the producer failed ({type(exc).__name__})")
             await self._flush()
             raise
         finally:
@@ -168,7 +174,7 @@ class Publisher:
             async with asyncio.timeout(ABORT_SECONDS):
                 await asyncio.gather(*(session.drain() for session in self._sessions))
         except TimeoutError:
-            _log.debug("abort_not_acknowledged")
+            _log.debug("end_not_acknowledged")
 
     def _make_room(self, octets: int) -> None:
         """Retire complete publications, oldest first, until ``octets`` are free."""

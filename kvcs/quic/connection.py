@@ -73,6 +73,7 @@ class Connection:
         self._answerers: list[Answerer] = []
         self._cancellations: dict[int, Handler] = {}
         self._on_closed: list[Callable[[], None]] = []
+        self._on_goaway: list[Callable[[], None]] = []
         self._closed_event: events.SessionClosed | None = None
         self._established = asyncio.Event()
         self._transport_gone = asyncio.Event()
@@ -174,6 +175,10 @@ class Connection:
         """Undo `on_closed`."""
         if callback in self._on_closed:
             self._on_closed.remove(callback)
+
+    def on_goaway(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once if the peer says that it will close the session (§9.2)."""
+        self._on_goaway.append(callback)
 
     async def drain(self) -> None:
         """Wait until the peer has acknowledged what was handed over so far, or the session ends."""
@@ -325,6 +330,9 @@ class Connection:
         request_id: int | None = getattr(event, "request_id", None)
         if request_id is None:
             self._log.info("goaway_received")
+            callbacks, self._on_goaway = self._on_goaway, []
+            for callback in callbacks:
+                callback()
             return
         if isinstance(event, events.RequestCancelled) and not event.ours:
             cancelled = self._cancellations.pop(request_id, None)

@@ -10,6 +10,7 @@ from kvcs.errors import (
     CacheIncomplete,
     ConnectionClosed,
     KvcsError,
+    MissingBlocks,
     PublicationAborted,
     PublicationError,
     UsageError,
@@ -159,6 +160,11 @@ class Cache:
     def usable_tokens(self) -> int:
         """Tokens from the start that are verified in every selected layer."""
         return self._ledger.usable_tokens()
+
+    @property
+    def missing(self) -> tuple[MissingBlocks, ...]:
+        """What lacks now, in runs of blocks, by segment, layer and component."""
+        return self._ledger.missing()
 
     @property
     def progress(self) -> CacheProgress:
@@ -425,7 +431,7 @@ class Cache:
         return not any(self.comes_of_itself(track) for track in self._receivers)
 
     def _incomplete(self, reason: str) -> CacheIncomplete:
-        return CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
+        return CacheIncomplete(reason, self.missing, self.usable_tokens)
 
     def _deadline_passed(self) -> None:
         self.failed(self._incomplete(f"the deadline of {self._deadline_seconds:g} s passed"))

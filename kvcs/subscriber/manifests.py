@@ -55,7 +55,7 @@ class ManifestFollower:
     Args:
         connection: the session.
         namespace: the publication.
-        prefix: the consumer's own; every version is held to it.
+        prefix: the consumer's own; every version is held to it. None only reads what is there.
         settings: bounds.
         on_change: called after a new version, the end, or a failure.
     """
@@ -64,7 +64,7 @@ class ManifestFollower:
         self,
         connection: Connection,
         namespace: TrackNamespace,
-        prefix: Prefix,
+        prefix: Prefix | None,
         settings: SubscriberSettings,
         on_change: Callable[[], None],
     ) -> None:
@@ -77,7 +77,7 @@ class ManifestFollower:
         self.ended = False
         """Whether the publisher says that no more versions come."""
         self.blocks = 0
-        """Blocks of the prefix that the newest version covers."""
+        """Blocks of the prefix that the newest version covers; without a prefix, all of them."""
         self.versions = 0
         """Versions read."""
         self.on_manifest: Callable[[Manifest], None] | None = None
@@ -218,6 +218,8 @@ class ManifestFollower:
     def _parse(self, octets: bytearray) -> tuple[Manifest, int]:
         """Read a version and hold it to the prefix; returns it and the blocks that it covers."""
         manifest = parse_manifest(octets, self._settings.manifest_limits)
+        if self._prefix is None:
+            return manifest, manifest.blocks
         manifest.check_identity(self._prefix)
         if PublicationNamespace.parse(self.namespace).compat_id != self._prefix.compat_id:
             raise PublicationError(

@@ -14,7 +14,7 @@ from kvcs.errors import (
     RequestError,
     UsageError,
 )
-from kvcs.kv import Ledger, Prefix, PublicationNamespace, parse_holder_uri
+from kvcs.kv import Ledger, Manifest, Prefix, PublicationNamespace, parse_holder_uri
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
@@ -174,6 +174,38 @@ class Subscriber:
         finally:
             cache.close()
 
+    async def manifest(
+        self,
+        publication: str | PublicationNamespace | PublicationInfo,
+        prefix: Prefix | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> Manifest:
+        """Read the newest manifest of one publication that has segments, and nothing else of it.
+
+        Args:
+            publication: a holder URI, a namespace, or what `list` gave. It is asked for on the
+                Subscriber's sessions, whatever host a URI names.
+            prefix: hold the manifest to this prefix, as `open` does. Without one nothing is
+                checked but the manifest's own form: use it to look, not to decide.
+            deadline: seconds to wait; 30 by default.
+
+        Raises:
+            PublicationNotFound: it did not come in time.
+            PublicationError: it is malformed, was aborted, or does not fit the prefix.
+            RequestError: no session has the publication.
+            ConnectionClosed: the session ended.
+            UsageError: an argument is out of bounds.
+        """
+        seconds = self.settings.least_deadline if deadline is None else deadline
+        if not seconds > 0:
+            raise UsageError(f"deadline must be more than 0 s, not {seconds}")
+        until = asyncio.get_running_loop().time() + seconds
+        follower = await self._named(prefix, publication, until)
+        follower.stop()
+        assert follower.manifest is not None  # it is ready
+        return follower.manifest
+
     def _ledger(self, prefix: Prefix, layers: tuple[int, int] | None, blocks: int | None) -> Ledger:
         """What is selected; refused here, before anything is asked for."""
         if blocks is not None and blocks > prefix.blocks:
@@ -187,7 +219,7 @@ class Subscriber:
 
     async def _named(
         self,
-        prefix: Prefix,
+        prefix: Prefix | None,
         publication: str | PublicationNamespace | PublicationInfo,
         until: float,
     ) -> ManifestFollower:
@@ -209,7 +241,11 @@ class Subscriber:
         raise error
 
     async def _follow(
-        self, session: Connection, prefix: Prefix, namespace: PublicationNamespace, until: float
+        self,
+        session: Connection,
+        prefix: Prefix | None,
+        namespace: PublicationNamespace,
+        until: float,
     ) -> ManifestFollower:
         """Follow one publication on one session until its manifest is there or it has failed."""
         changed = asyncio.Event()

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+from kvcs.errors import StoreFull
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, StreamCode
 from kvcs.moqt.intervals import FIRST, LAST, LocationSet
 from kvcs.moqt.live import LiveStream
@@ -422,6 +424,18 @@ class Track:
         self.octets += stored.octets
         group.used = self.budget.tick()
         self.known.add(location, location)
+        if not stored.complete:
+            stored.grow = partial(self._grow, group, stored)
+
+    def _grow(self, group: Group, stored: StoredObject, octets: int) -> None:
+        """Count more of an Object that is arriving; `StoreFull` where it does not fit."""
+        self.budget.reserve(octets)
+        if self.groups.get(group.group_id) is not group:
+            self.budget.release(octets)
+            raise StoreFull(f"the Group of {stored.header.location} has left the store")
+        stored.octets += octets
+        group.octets += octets
+        self.octets += octets
 
     def _subgroup(self, header: ObjectHeader) -> Subgroup:
         group = self.groups[header.group_id]

@@ -12,6 +12,10 @@ from kvcs.moqt.objects import ObjectHeader
 OBJECT_BOOKKEEPING_OCTETS = 640
 """What one stored Object costs beside its payload (measured: slots, header, views, index)."""
 
+FIRST_PART_OCTETS = 64 * 1024
+"""Room for an arriving payload at first; later parts are as large as what has come. So a length
+that was only announced costs next to nothing."""
+
 UNLIMITED = 2**63
 """A budget that never fills, for a Track that is bounded elsewhere."""
 
@@ -67,11 +71,13 @@ class StoredObject:
 
     __slots__ = (
         "_at",
+        "_room",
         "_watchers",
         "born",
         "continues",
         "failed",
         "followers",
+        "grow",
         "header",
         "live",
         "octets",
@@ -90,7 +96,7 @@ class StoredObject:
     ) -> None:
         self.header = header
         self.parts = parts
-        """Views that together hold ``header.payload_length`` octets."""
+        """Views that hold the payload in order; of one that is arriving, what has room so far."""
         self.received = received
         """Payload octets that are there, from the start."""
         self.born = born
@@ -105,7 +111,10 @@ class StoredObject:
         """Whether the stream that began it ended early."""
         self.followers = 0
         """Streams that bring a second copy; one of them may overtake the first."""
+        self.grow: Callable[[int], None] | None = None
+        """Reserves octets beyond the first part, while the payload arrives; raises `StoreFull`."""
         self._at = received
+        self._room = received
         self.octets = (
             header.payload_length + len(header.properties) + OBJECT_BOOKKEEPING_OCTETS
             if octets is None
@@ -124,6 +133,7 @@ class StoredObject:
 
         Raises:
             MalformedTrack: a second copy overtook this one, and they differ.
+            StoreFull: the budget has no room for the rest.
         """
         at = self._at
         self._at = at + len(data)
@@ -137,6 +147,7 @@ class StoredObject:
 
         Raises:
             MalformedTrack: they differ.
+            StoreFull: the budget has no room for the rest.
         """
         known = self.received - offset
         if known > 0:
@@ -145,14 +156,38 @@ class StoredObject:
             data = data[known:]
         if self.failed or not len(data):
             return
-        end = self.received + len(data)
-        self.parts[0][self.received : end] = data
-        self.received = end
-        self._notify()
+        try:
+            self._append(data)
+        finally:
+            self._notify()
+
+    def _append(self, data: memoryview) -> None:
+        while len(data):
+            if self.received == self._room:
+                self._add_part()
+            part = self.parts[-1]
+            start = len(part) - (self._room - self.received)
+            piece = data[: self._room - self.received]
+            part[start : start + len(piece)] = piece
+            self.received += len(piece)
+            data = data[len(piece) :]
+        if self.complete:
+            self.grow = None
+
+    def _add_part(self) -> None:
+        """Make room for more of the payload: as much again as has come."""
+        left = self.header.payload_length - self._room
+        assert left > 0  # the parser hands over no more than was announced
+        size = min(left, max(FIRST_PART_OCTETS, self._room))
+        if self._room and self.grow is not None:
+            self.grow(size)
+        self.parts += (memoryview(bytearray(size)),)
+        self._room += size
 
     def fail(self) -> None:
         """Mark that the rest will never come; what came of it is dropped."""
         self.failed = True
+        self.grow = None
         if not self.complete:
             self.parts = ()
         self._notify()
@@ -295,7 +330,7 @@ class DuplicateObject:
 
 
 def arriving(header: ObjectHeader, now: float) -> StoredObject:
-    """An Object whose payload is to come, with room for it."""
-    if header.payload_length == 0:
-        return StoredObject(header, (), 0, now)
-    return StoredObject(header, (memoryview(bytearray(header.payload_length)),), 0, now)
+    """An Object whose payload is to come: it counts its first part until more has come."""
+    first = min(header.payload_length, FIRST_PART_OCTETS)
+    octets = first + len(header.properties) + OBJECT_BOOKKEEPING_OCTETS
+    return StoredObject(header, (), 0, now, octets)

@@ -98,6 +98,7 @@ class SubgroupIntake:
 
         Raises:
             MalformedTrack: another publisher sent other ones.
+            StoreFull: the cache has no room for the rest.
         """
         if self._writer is not None:
             self._writer.write(data)
@@ -152,6 +153,8 @@ class RangeIntake:
         """First Group of a descending stream: what lies above it is known at the end only."""
         self._writer: Writer | None = None
         self._group: Group | None = None
+        self._spare = False
+        """Whether Groups that came before this one wait for readers."""
         self.objects = 0
         self.octets = 0
 
@@ -169,7 +172,8 @@ class RangeIntake:
             bay.stats.too_large += 1
         else:
             # What this stream brought and nobody has read is not dropped for what comes next.
-            bay.cache.spare_wanted = any(group is not self._group for group in self._held.values())
+            self._spare = any(group is not self._group for group in self._held.values())
+            bay.cache.spare_wanted = self._spare
             try:
                 self._writer = bay.track.begin_fetched(header, now)
             finally:
@@ -184,9 +188,14 @@ class RangeIntake:
 
         Raises:
             MalformedTrack: they differ from what is stored.
+            StoreFull: the cache has no room for the rest.
         """
         if self._writer is not None:
-            self._writer.write(data)
+            self._bay.cache.spare_wanted = self._spare
+            try:
+                self._writer.write(data)
+            finally:
+                self._bay.cache.spare_wanted = False
             self.octets += len(data)
             self._bay.stats.octets_in += len(data)
 

@@ -7,13 +7,16 @@ import pytest
 from kvcs.errors import StoreFull
 from kvcs.moqt.errors import MalformedTrack
 from kvcs.moqt.objects import ObjectHeader
+from kvcs.moqt.store import Track
 from kvcs.moqt.stored import (
+    FIRST_PART_OCTETS,
     OBJECT_BOOKKEEPING_OCTETS,
     DuplicateObject,
     StoreBudget,
     StoredObject,
     arriving,
 )
+from kvcs.testing.tracks import NAME
 
 HEADER = ObjectHeader(1, 2, 0, 0, payload_length=10)
 OCTETS = memoryview(b"0123456789")
@@ -169,3 +172,51 @@ def test_a_budget_asks_for_the_room_that_it_lacks() -> None:
 def test_ticks_grow() -> None:
     budget = StoreBudget(1)
     assert budget.tick() < budget.tick()
+
+
+MIB = 2**20
+HUGE = ObjectHeader(1, 2, 0, 0, payload_length=100 * MIB)
+
+
+def test_an_announced_length_takes_no_memory_before_octets_come() -> None:
+    stored = arriving(HUGE, 0.0)
+    stored.write(OCTETS)
+    assert sum(map(len, stored.parts)) == FIRST_PART_OCTETS
+    assert stored.octets == FIRST_PART_OCTETS + OBJECT_BOOKKEEPING_OCTETS
+
+
+@pytest.mark.parametrize("piece", [1000, FIRST_PART_OCTETS, MIB])
+def test_a_large_object_grows_with_what_comes_and_counts_it(piece: int) -> None:
+    octets = bytes(range(256)) * 4096
+    track = Track(NAME, authoritative=False, budget=StoreBudget(4 * MIB))
+    header = ObjectHeader(0, 0, 0, 0, payload_length=len(octets))
+    stored = track.begin_fetched(header, 0.0)
+    assert isinstance(stored, StoredObject)
+    for start in range(0, len(octets), piece):
+        stored.write(memoryview(octets)[start : start + piece])
+        assert sum(map(len, stored.parts)) <= max(2 * stored.received, FIRST_PART_OCTETS)
+    assert stored.complete
+    assert held(stored, limit=len(octets)) == octets
+    assert track.budget.used == track.octets == len(octets) + OBJECT_BOOKKEEPING_OCTETS
+    track.clear()
+    assert track.budget.used == track.octets == 0
+
+
+def test_a_payload_that_outgrows_the_budget_is_refused_and_leaves_nothing() -> None:
+    track = Track(NAME, authoritative=False, budget=StoreBudget(MIB))
+    stored = track.begin_fetched(HUGE, 0.0)
+    with pytest.raises(StoreFull):
+        for _ in range(100):
+            stored.write(memoryview(bytes(FIRST_PART_OCTETS)))
+    track.abandon(stored)
+    assert track.budget.used == track.octets == 0
+
+
+def test_a_payload_whose_group_left_grows_no_further() -> None:
+    track = Track(NAME, authoritative=False)
+    stored = track.begin_fetched(HUGE, 0.0)
+    stored.write(memoryview(bytes(FIRST_PART_OCTETS)))
+    track.clear()
+    with pytest.raises(StoreFull, match="left"):
+        stored.write(OCTETS)
+    assert track.budget.used == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from heapq import heappop, heappush
 
 from kvcs.moqt import messages
 from kvcs.moqt.errors import ProtocolViolation
@@ -179,6 +180,8 @@ class RequestIds:
     def __init__(self) -> None:
         self._below = 0
         self._ahead: set[int] = set()
+        self._heap: list[int] = []
+        """The same numbers, the smallest first: a peer chooses them, and may leave many gaps."""
 
     def add(self, number: int) -> bool:
         """Add a number; False when it was used already.
@@ -189,9 +192,10 @@ class RequestIds:
         if number < self._below or number in self._ahead:
             return False
         self._ahead.add(number)
+        heappush(self._heap, number)
         if len(self._ahead) > self.MAX_AHEAD:
-            self._below = min(self._ahead)
-        while self._below in self._ahead:
-            self._ahead.remove(self._below)
+            self._below = self._heap[0]
+        while self._heap and self._heap[0] == self._below:
+            self._ahead.remove(heappop(self._heap))
             self._below += 1
         return True

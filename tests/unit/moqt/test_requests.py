@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -241,6 +242,15 @@ def test_request_ids_that_run_ahead_of_a_gap_are_bounded(monkeypatch: pytest.Mon
     assert len(ids._ahead) <= 4
     assert not ids.add(3)
     assert ids.add(99)
+
+
+def test_request_ids_full_of_gaps_stay_cheap() -> None:
+    ids = RequestIds()
+    started = time.process_time()
+    assert all(ids.add(number) for number in range(0, 6 * RequestIds.MAX_AHEAD, 2))
+    # A search through all of them for each number would take minutes.
+    assert time.process_time() - started < 10
+    assert len(ids._ahead) == len(ids._heap) <= RequestIds.MAX_AHEAD
 
 
 @pytest.mark.parametrize("role", Role)

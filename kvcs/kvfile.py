@@ -320,6 +320,8 @@ def save_kv_file(
     else:
         indices = list(range(descriptor.layers))
         ordered = iter(layers)
+    if not path.name:
+        raise FileError(f"{str(path)!r} is not the name of a file")
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:

@@ -15,7 +15,6 @@ from kvcs.cli.failures import ExitCode, report
 app = typer.Typer(
     name="kvcs",
     help="KV caches of language models over Media over QUIC Transport.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
@@ -44,18 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: what stands behind `kvcs`; those of the process by default.
+        arguments: what stands behind `kvcs`; those of the process by default. Without any, help is
+            shown.
 
     Returns:
         The exit code: 0, or a value of `ExitCode`.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        app(args=arguments, prog_name="kvcs")
+        # Typer would print a wrong use in a frame of several lines, and end the process.
+        code = app(args=given or ["--help"], prog_name="kvcs", standalone_mode=False)
     except SystemExit as exc:
-        # Typer ends every run, good ones too, by raising this; its code is never a text.
+        # Whoever reads our output has closed it, or a shell asked for completions.
         return int(exc.code or 0)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as exc:
         return report(exc, sys.stderr)
-    return ExitCode.OK
+    return int(code or ExitCode.OK)

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from kvcs.cli.certs import make_certificates
-from kvcs.cli.children import run_child
+from kvcs.cli.children import ChildFailed, run_child
 from kvcs.cli.files import write_file
 from kvcs.cli.frame import command
 from kvcs.cli.output import Output, octets_text
@@ -26,7 +26,7 @@ from kvcs.kv.identity import SCOPE_KEY_OCTETS
 from kvcs.kvfile import KvFile, load_kv_file, save_kv_file
 
 RUN_SECONDS = 60.0
-"""Longest wait for the whole exchange."""
+"""Longest wait for the whole exchange, beside what the producer's pace takes."""
 
 REDRAW_SECONDS = 0.05
 """How often the bars are drawn."""
@@ -57,15 +57,21 @@ def register(app: typer.Typer) -> None:
         ] = None,
         pace: Annotated[
             float,
-            typer.Option("--pace", min=0.0, help="Seconds between layers of the producer."),
+            typer.Option(
+                "--pace", min=0.0, max=1.0, help="Seconds between layers of the producer."
+            ),
         ] = 0.03,
     ) -> None:
         """Stream a KV cache from a producer through a relay to a consumer, and compare it."""
         with tempfile.TemporaryDirectory(prefix="kvcs-demo-") as folder:
             cache = _cache(output, file, Path(folder))
             timeline = Timeline()
-            async with asyncio.timeout(RUN_SECONDS):
-                result = await _exchange(output, cache, Path(folder), pace, timeline)
+            seconds = RUN_SECONDS + pace * cache.descriptor.layers
+            try:
+                async with asyncio.timeout(seconds):
+                    result = await _exchange(output, cache, Path(folder), pace, timeline)
+            except TimeoutError:
+                raise ChildFailed(f"the cache was not there within {seconds:g} s") from None
             _show(output, cache, timeline, result)
         if not result["equal"]:
             raise FileError("the received cache differs from the one that was published")
@@ -119,8 +125,10 @@ async def _exchange(
         common = (*there, "--scope-key-file", str(scope_key), "--lines")
         source = str(cache.path)
         target = ("--out", str(folder / "received.safetensors"), "--compare", source)
+        # The exchange as a whole is bounded; the consumer waits as long as it takes.
+        patience = ("--deadline", str(2 * RUN_SECONDS + pace * descriptor.layers))
         async with (
-            run_child("subscribe", *common, "--like", source, *target, "--wait", "20") as consumer,
+            run_child("subscribe", *common, "--like", source, *target, *patience) as consumer,
             run_child("publish", source, *common, "--pace", str(pace)) as producer,
             asyncio.TaskGroup() as tasks,
         ):

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import TextIO
 
+import typer
+
 from kvcs.cli.output import shown
-from kvcs.errors import CacheIncomplete, KvcsError
+from kvcs.errors import CacheIncomplete, KvcsError, RequestError
+from kvcs.moqt.errors import RequestCode
 
 
 class ExitCode(IntEnum):
@@ -50,7 +53,8 @@ def exit_code(error: BaseException) -> ExitCode:
 def _exit_code(error: BaseException) -> ExitCode:
     if isinstance(error, CacheIncomplete):
         return ExitCode.INCOMPLETE
-    return ExitCode.REFUSED if isinstance(error, KvcsError) else ExitCode.FAULT
+    on_purpose = isinstance(error, KvcsError | typer.TyperException)
+    return ExitCode.REFUSED if on_purpose else ExitCode.FAULT
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -73,10 +77,30 @@ def report(error: BaseException, stream: TextIO) -> ExitCode:
         traceback.print_exception(error, file=stream)
     leaves = list(_leaves(error))
     worst = next(leaf for leaf in leaves if _exit_code(leaf) == code)
-    text = str(worst) or type(worst).__name__
+    text = _text(worst)
     if code is ExitCode.FAULT:
         text = f"internal error: {type(worst).__name__}: {worst} (KVCS_DEBUG=1 shows where)"
     if len(leaves) > 1:
         text += f" (and {len(leaves) - 1} more)"
     print(f"kvcs: {shown(text)}", file=stream)
     return code
+
+
+def _text(error: BaseException) -> str:
+    """What to say about an error that is no fault of ours."""
+    if isinstance(error, RequestError):
+        return f"refused: {error.reason or 'no reason given'} ({_code_text(error.code)})"
+    if isinstance(error, typer.TyperException):
+        # Choices and the like come on lines of their own.
+        text = " ".join(error.format_message().split()).rstrip(".")
+        context = getattr(error, "ctx", None)
+        where = "kvcs" if context is None else context.command_path
+        return f"{text}; {where} --help shows what can be said"
+    return str(error) or type(error).__name__
+
+
+def _code_text(code: int) -> str:
+    try:
+        return f"{RequestCode(code).name}, {code:#x}"
+    except ValueError:
+        return f"code {code:#x}"

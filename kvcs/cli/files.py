@@ -44,6 +44,20 @@ def write_file(path: Path, data: bytes, *, private: bool, replace: bool = False)
         raise FileError(f"{path}: {exc.strerror or exc}") from exc
 
 
+def check_target(path: Path) -> None:
+    """Check that a file can be written, before its content is fetched from far away.
+
+    Raises:
+        FileError: it is a folder, or its folder is missing or cannot be written to.
+    """
+    if not path.name or path.is_dir():
+        raise FileError(f"{path}: a folder, where a file is to be written")
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FileError(f"{path}: the folder {path.parent} cannot be written to")
+
+
 def read_scope(path: Path, output: Output) -> Scope:
     """Read the scope key that `kvcs keygen` wrote.
 

@@ -1,8 +1,9 @@
-"""`kvcs inspect`: what a KV cache file holds, and what it is called on the wire."""
+"""`kvcs inspect`: what a KV cache file holds, or what a publication says of itself."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,21 @@ import typer
 
 from kvcs.cli.files import read_scope
 from kvcs.cli.frame import command
+from kvcs.cli.options import (
+    CaOption,
+    DescriptorOption,
+    InsecureOption,
+    LikeOption,
+    ManifestDeadlineOption,
+    Peer,
+    TokenOption,
+    TokensOption,
+    prefix_of,
+)
 from kvcs.cli.output import Output, octets_text
-from kvcs.kv import KVCS_SCHEME, RAW, DataTrack, Prefix, byte_view
+from kvcs.cli.publications import Wanted, inspect_publication
+from kvcs.errors import UsageError
+from kvcs.kv import KVCS_SCHEME, RAW, DataTrack, Prefix, byte_view, parse_holder_uri
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.moqt.names import namespace_text
 
@@ -22,26 +36,56 @@ def register(app: typer.Typer) -> None:
     @command(app, "inspect")
     def inspect(
         output: Output,
-        file: Annotated[Path, typer.Argument(help="KV cache file (safetensors).")],
+        target: Annotated[
+            str,
+            typer.Argument(
+                metavar="FILE|URI",
+                help="KV cache file (safetensors), or a publication's holder URI; `kvcs ls` shows"
+                " them.",
+            ),
+        ],
         scope_key_file: Annotated[
             Path | None,
             typer.Option(
-                "--scope-key-file", help="Also show what the cache is called in this scope."
+                "--scope-key-file",
+                help="Scope key: what a file is called in the scope, whether a URI is of it.",
             ),
         ] = None,
-    ) -> None:
-        """Show a KV cache file: descriptor, tokens, blocks, identity and digests.
+        like: LikeOption = None,
+        tokens: TokensOption = None,
+        descriptor: DescriptorOption = None,
+        ca: CaOption = None,
+        token_file: TokenOption = None,
+        insecure: InsecureOption = False,
+        deadline: ManifestDeadlineOption = None,
+    ) -> Coroutine[Any, Any, None] | None:
+        """Show a KV cache file, or a publication's manifest.
 
-        The digests are those that a manifest lists for codec raw: with --json every one, else one
-        for each track, the SHA-256 of all of its digests. Two files with equal lines hold equal
-        blocks. Token ids are not shown.
+        Of a file: descriptor, tokens, blocks, identity and digests. The digests are those that a
+        manifest lists for codec raw: with --json every one, else one for each track, the SHA-256 of
+        all of its digests. Two files with equal lines hold equal blocks. Token ids are not shown.
+
+        Of a publication: what its namespace and its manifest say. The options from --like on are
+        for publications; with a prefix, the manifest is held to it.
         """
-        opened = load_kv_file(file, partial=True)
-        document = describe(opened, object_digests(opened, output))
-        if scope_key_file is not None:
-            scope = read_scope(scope_key_file, output)
-            document |= _identity(Prefix(scope, opened.descriptor, opened.token_ids))
-        output.result(document, _facts(opened, document))
+        wanted = Wanted(scope_key_file, like, tokens, descriptor)
+        if target.startswith("moqt:"):
+            url, _ = parse_holder_uri(target)
+            peer = Peer(url, ca, token_file, insecure)
+            return inspect_publication(output, target, peer, wanted, deadline)
+        if wanted.names_prefix:
+            raise UsageError("a prefix is compared with a publication, moqt://...; this is a file")
+        _inspect_file(output, Path(target), scope_key_file)
+        return None
+
+
+def _inspect_file(output: Output, file: Path, scope_key_file: Path | None) -> None:
+    opened = load_kv_file(file, partial=True)
+    document = describe(opened, object_digests(opened, output))
+    if scope_key_file is not None:
+        scope = read_scope(scope_key_file, output)
+        document |= _identity(prefix_of(opened, scope))
+    output.result(document, _facts(opened, document))
 
 
 def describe(file: KvFile, digests: dict[str, list[list[str]]]) -> dict[str, Any]:

@@ -26,6 +26,9 @@ MAX_TOKEN_FILE_OCTETS = 1 << 27
 MAX_TOKEN_OCTETS = 1 << 16
 """Longest authorization token file."""
 
+MAX_SECONDS = 1e9
+"""Longest time that an option takes, some thirty years; infinity would not fit a message."""
+
 RelayOption = Annotated[
     str, typer.Option("--relay", help="Relay or publisher, moqt://host:port/path.")
 ]
@@ -56,12 +59,25 @@ DeadlineOption = Annotated[
     float | None,
     typer.Option(
         "--deadline",
+        min=0.0,
+        max=MAX_SECONDS,
         help="Seconds to the last layer; 30 or twice the recomputing estimate by default.",
+    ),
+]
+ManifestDeadlineOption = Annotated[
+    float | None,
+    typer.Option(
+        "--deadline", min=0.0, max=MAX_SECONDS, help="Seconds to the manifest; 10 by default."
     ),
 ]
 WaitOption = Annotated[
     float | None,
-    typer.Option("--wait", help="Seconds to wait for a publication; up to the deadline."),
+    typer.Option(
+        "--wait",
+        min=0.0,
+        max=MAX_SECONDS,
+        help="Seconds to wait for a publication; up to the deadline.",
+    ),
 ]
 LinesOption = Annotated[
     bool,

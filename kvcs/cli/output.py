@@ -69,11 +69,12 @@ class Output:
             facts: the same for people, one line each.
         """
         if self.as_json:
-            print(json.dumps(document, ensure_ascii=False, indent=2))
+            print(json.dumps(document, indent=2))
             return
-        width = max((len(label) for label, _ in facts), default=0)
-        for label, value in facts:
-            print(f"{label:<{width}}  {shown(value)}".rstrip())
+        lines = [(shown(label), shown(value)) for label, value in facts]
+        width = max((len(label) for label, _ in lines), default=0)
+        for label, value in lines:
+            print(f"{label:<{width}}  {value}".rstrip())
 
     def table(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
         """Print rows as the result: JSON, a table on a terminal, else tab-separated lines.
@@ -83,7 +84,7 @@ class Output:
             rows: one mapping per row; JSON shows members beyond the columns too.
         """
         if self.as_json:
-            print(json.dumps(list(rows), ensure_ascii=False, indent=2))
+            print(json.dumps(list(rows), indent=2))
             return
         cells = [[shown(row.get(column, "")) for column in columns] for row in rows]
         if not sys.stdout.isatty():

@@ -14,6 +14,7 @@ from kvcs.cli import files
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
+    MAX_SECONDS,
     CaOption,
     InsecureOption,
     LinesOption,
@@ -24,7 +25,7 @@ from kvcs.cli.options import (
     prefix_of,
 )
 from kvcs.cli.output import Output, octets_text
-from kvcs.errors import UsageError
+from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.publisher import Publication, Publisher, PublisherSettings
 from kvcs.quic.connection import Connection
@@ -57,14 +58,30 @@ def register(app: typer.Typer) -> None:
         insecure: InsecureOption = False,
         retain: Annotated[
             float | None,
-            typer.Option("--retain", help="Seconds to stay when all is published; else for ever."),
+            typer.Option(
+                "--retain",
+                min=0.0,
+                max=MAX_SECONDS,
+                help="Seconds to stay when all is published; else until interrupted.",
+            ),
         ] = None,
         retention: Annotated[
-            float, typer.Option("--retention", help="Seconds that relays may keep the cache.")
+            float,
+            typer.Option(
+                "--retention",
+                min=0.001,
+                max=MAX_SECONDS,
+                help="Seconds that relays may keep the cache.",
+            ),
         ] = 3600.0,
         pace: Annotated[
             float,
-            typer.Option("--pace", help="Seconds between layers, as if they were computed."),
+            typer.Option(
+                "--pace",
+                min=0.0,
+                max=MAX_SECONDS,
+                help="Seconds between layers, as if they were computed.",
+            ),
         ] = 0.0,
         lines: LinesOption = False,
     ) -> None:
@@ -153,10 +170,15 @@ def _show(output: Output, publication: Publication, uri: str, told: Lines) -> No
 
 
 async def _stay(session: Connection | Server, seconds: float | None) -> None:
-    """Serve until the time is up, or a connection ends that cannot come back."""
+    """Serve until the time is up, or the relay goes.
+
+    Raises:
+        ConnectionClosed: it went, or says that it will.
+    """
     ended = asyncio.Event()
     if isinstance(session, Connection):
         session.on_closed(ended.set)
+        session.on_goaway(ended.set)
     try:
         async with asyncio.timeout(seconds):
             await ended.wait()
@@ -164,3 +186,4 @@ async def _stay(session: Connection | Server, seconds: float | None) -> None:
         return
     if isinstance(session, Connection):
         session.check_open()
+        raise ConnectionClosed("it goes away (GOAWAY)", by_peer=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcs.cli.files import check_target
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
@@ -27,7 +28,7 @@ from kvcs.cli.options import (
     read_prefix,
 )
 from kvcs.cli.output import Output, octets_text
-from kvcs.errors import FileError, UsageError
+from kvcs.errors import CacheIncomplete, FileError, PublicationAborted, UsageError
 from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
 from kvcs.kvfile import load_kv_file, save_kv_file
@@ -142,6 +143,8 @@ async def _retrieve(
 ) -> None:
     if out is None and compare is None:
         raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
+    if out is not None:
+        check_target(out)
     expected = None if compare is None else load_kv_file(compare, partial=True)
     if expected is not None and expected.descriptor != prefix.descriptor:
         differences = "; ".join(prefix.descriptor.differences(expected.descriptor))
@@ -160,13 +163,17 @@ async def _retrieve(
             retrieve=retrieve,
         ) as cache:
             told.event("opened", layers=len(cache.layers), blocks=cache.blocks)
-            with output.progress("layers verified", len(cache.layers)) as step:
-                async for layer in cache:
-                    received[layer.index] = (layer.k, layer.v)
-                    if expected is not None:
-                        equal = equal and _same(layer, expected.layers.get(layer.index))
-                    told.event("layer_verified", layer=layer.index)
-                    step.advance()
+            try:
+                with output.progress("layers verified", len(cache.layers)) as step:
+                    async for layer in cache:
+                        received[layer.index] = (layer.k, layer.v)
+                        if expected is not None:
+                            equal = equal and _same(layer, expected.layers.get(layer.index))
+                        told.event("layer_verified", layer=layer.index)
+                        step.advance()
+            except PublicationAborted as exc:
+                # What lacks is the same to the caller, whoever failed.
+                raise CacheIncomplete(str(exc), cache.missing, cache.usable_tokens) from exc
             document = _document(cache)
     if out is not None:
         count = document["tokens"]

@@ -69,7 +69,14 @@ def test_the_line_is_the_message() -> None:
 
 
 def test_what_a_peer_says_cannot_steer_the_terminal() -> None:
-    assert line(RequestError("bad\n\x1b[31mred\u202e")) == "kvcs: bad\\n\\x1b[31mred\\u202e\n"
+    assert line(ConnectionFailed("bad\n\x1b[31mred\u202e")) == "kvcs: bad\\n\\x1b[31mred\\u202e\n"
+
+
+def test_a_refusal_says_that_it_is_one_and_why() -> None:
+    assert line(RequestError("not\nhere", 0x10)) == (
+        "kvcs: refused: not\\nhere (DOES_NOT_EXIST, 0x10)\n"
+    )
+    assert line(RequestError("", 0x7777)) == "kvcs: refused: no reason given (code 0x7777)\n"
 
 
 def test_our_own_fault_says_what_and_where_to_look() -> None:
@@ -114,11 +121,33 @@ def test_main_returns_the_code(
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says", "helps"),
+    [
+        (["keygen"], "Missing option '--out'", "kvcs keygen --help"),
+        (["keygen", "--wrong"], "No such option: --wrong", "kvcs keygen --help"),
+        (["nonsense"], "No such command 'nonsense'", "kvcs --help"),
+        (["inspect"], "Missing argument", "kvcs inspect --help"),
+        (["inspect", "a", "b"], "unexpected extra argument", "kvcs inspect --help"),
+        (["certs", "--out", "x", "--days", "0"], "'--days'", "kvcs certs --help"),
+        (["certs", "--out", "x", "--log-level", "loud"], "'loud'", "kvcs certs --help"),
+    ],
+)
+def test_a_wrong_use_is_one_line_with_a_hint(
+    run: Run, arguments: list[str], says: str, helps: str
+) -> None:
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.line()
+    assert ran.line().endswith(f"; {helps} shows what can be said")
+
+
 def test_wrong_use_is_two_and_help_is_nothing_wrong(run: Run) -> None:
     assert run("keygen").code == 2
     assert run("keygen", "--wrong").code == 2
     assert run("nonsense").code == 2
     assert run("--help").code == 0
+    assert run().out == run("--help").out, "nothing said asks for help"
     assert run("inspect", "--help").code == 0
     version = run("--version")
     assert (version.code, version.out) == (0, "kvcs 0.1.0\n")

@@ -120,6 +120,15 @@ def test_octets_for_people() -> None:
 ROWS = [{"name": "a", "size": 5, "more": 1}, {"name": "long\nname", "size": None}]
 
 
+def test_labels_are_trusted_no_more_than_values(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().result({}, [("extra \x1b[2J", "a"), ("b", 1)])
+    assert capsys.readouterr().out == "extra \\x1b[2J  a\nb              1\n"
+    Output(as_json=True).result({"\x9b2J": "\u202e"}, [])
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out) == {"\x9b2J": "\u202e"}
+
+
 def test_a_table_in_its_three_forms(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,19 +31,16 @@ MAX_VERSIONS_ARRIVING = 4
 
 
 class _Arriving:
-    """One version on its way in."""
+    """One version on its way in; its length was only announced, so it grows with what comes."""
 
-    __slots__ = ("group_id", "octets", "received")
+    __slots__ = ("group_id", "octets")
 
-    def __init__(self, group_id: int, octets: int) -> None:
+    def __init__(self, group_id: int) -> None:
         self.group_id = group_id
-        self.octets = bytearray(octets)
-        self.received = 0
+        self.octets = bytearray()
 
     def write(self, data: memoryview) -> None:
-        end = self.received + len(data)
-        self.octets[self.received : end] = data
-        self.received = end
+        self.octets += data
 
 
 class ManifestFollower:
@@ -195,7 +192,7 @@ class ManifestFollower:
         while len(self._arriving) >= MAX_VERSIONS_ARRIVING:
             oldest = min(self._arriving, key=lambda stream: self._arriving[stream].group_id)
             del self._arriving[oldest]
-        self._arriving[event.stream_id] = _Arriving(header.group_id, header.payload_length)
+        self._arriving[event.stream_id] = _Arriving(header.group_id)
 
     def _arrived(self, arriving: _Arriving) -> None:
         if len(arriving.octets) <= THREAD_OCTETS:

@@ -125,6 +125,8 @@ class Recovery:
         self._settings = settings
         self._lost: dict[DataTrack, LocationSet] = {}
         self._reason = ""
+        self._failure = ""
+        """Why the last FETCH failed."""
         self._bound = ""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -151,6 +153,10 @@ class Recovery:
             _log.info("recovery_started", reason=reason, track=str(track), first=span.first)
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def first_missing(self, track: DataTrack) -> Location | None:
+        """The first Location of a track that is not there; None where all of it is."""
+        return next((first for first, _ in self._missing(track, EVERYTHING)), None)
+
     def bound(self, reason: str) -> None:
         """Nothing can be fetched, yet something lacks: wait no longer than for what was lost."""
         self._bound = reason
@@ -175,6 +181,8 @@ class Recovery:
     def _expired(self, seconds: float) -> None:
         self._timer = None
         reason = self._bound or self._reason
+        if self._failure and self._failure != reason:
+            reason += f"; last try: {self._failure}"
         self._patient.recovery_failed(f"recovery ended after {seconds:g} s ({reason})")
 
     async def _run(self) -> None:
@@ -207,6 +215,7 @@ class Recovery:
     def _settle(self) -> None:
         """What was lost is there: the time counts anew from the next loss."""
         self._lost.clear()
+        self._failure = ""
         if self._timer is not None and not self._bound:
             self._timer.cancel()
             self._timer = None
@@ -298,7 +307,7 @@ class Recovery:
         finally:
             connection.cancel(request_id)
         if failure is not None:
-            self._reason = failure
+            self._failure = failure
         if self._patient.comes_of_itself(run.track):
             # What was not published when we asked is not lost: it comes of itself.
             behind = run.first if published is None else following(published)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Literal
 
 from kvcs.errors import (
     CacheIncomplete,
@@ -15,7 +14,7 @@ from kvcs.errors import (
     PublicationError,
     UsageError,
 )
-from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry, lookup
+from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, lookup
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
@@ -23,14 +22,12 @@ from kvcs.quic.connection import Connection
 from kvcs.recovery import EVERYTHING, Recovery, Span
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.receiver import TrackReceiver
+from kvcs.subscriber.reception import Reception
+from kvcs.subscriber.reception import Retrieve as Retrieve
 from kvcs.subscriber.report import CacheProgress, CacheReport
-from kvcs.subscriber.requests import TrackRequests, choose_tracks
 from kvcs.subscriber.settings import SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
-
-Retrieve = Literal["auto", "subscribe", "fetch"]
-"""How Objects are asked for: a subscription with a fill, a FETCH, or what fits."""
 
 
 class Cache:
@@ -62,11 +59,19 @@ class Cache:
         self.namespace: TrackNamespace = follower.namespace
         self._connection = follower.connection
         self._settings = settings
-        self._retrieve = retrieve
         self._selective = (
             ledger.blocks < prefix.blocks or len(ledger.layers) < prefix.descriptor.layers
         )
         self._ledger = ledger
+        self._reception = Reception(
+            follower.connection,
+            follower.namespace,
+            ledger,
+            self,
+            subscriber_priority=settings.subscriber_priority,
+            retrieve=retrieve,
+            selective=self._selective,
+        )
         self._follower = follower
         self._loop = asyncio.get_running_loop()
         self._opened_at = opened_at
@@ -76,10 +81,6 @@ class Cache:
         self._error: KvcsError | None = None
         self._error_is_final = False
         self._closed = False
-        self._receivers: dict[DataTrack, TrackReceiver] = {}
-        self._requests = TrackRequests(
-            follower.connection, follower.namespace, settings.subscriber_priority
-        )
         self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
         self._completion: asyncio.Future[None] = self._loop.create_future()
         self._stall: asyncio.TimerHandle | None = None
@@ -171,7 +172,8 @@ class Cache:
         """How far the retrieval is."""
         ledger = self._ledger
         per_layer = sum(
-            self._blocks_wanted(self.manifest.segments[track.segment]) for track in ledger.tracks
+            self._reception.blocks_wanted(self.manifest.segments[track.segment])
+            for track in ledger.tracks
         )
         return CacheProgress(
             sum(1 for index in ledger.layers if ledger.is_ready(index)),
@@ -232,7 +234,7 @@ class Cache:
         self._closed = True
         self._recovery.stop()
         self._follower.stop()
-        self._requests.cancel()
+        self._reception.cancel()
         for handle in (self._stall, self._deadline):
             if handle is not None:
                 handle.cancel()
@@ -269,6 +271,13 @@ class Cache:
         if not self._closed and self._error is None:
             self._recovery.lost(track, span, reason)
 
+    def dropped(self, track: DataTrack, reason: str) -> None:
+        """The peer serves a subscription no longer: make another, if more is to be published."""
+        if not self._closed and self._error is None:
+            entry = self.manifest.segments[track.segment]
+            missing = self._recovery.first_missing(track)
+            self._reception.dropped(track, entry, missing, reason)
+
     def track_changed(self, track: DataTrack) -> None:
         """Less comes of itself on a track than before: look what lacks."""
         self._look_soon()
@@ -303,14 +312,11 @@ class Cache:
 
     def receiver(self, track: DataTrack) -> TrackReceiver:
         """Receiver of a data track."""
-        return self._receivers[track]
+        return self._reception.receiver(track)
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""
-        receiver = self._receivers[track]
-        # Through a relay that loses the signs of an end, the manifest alone counts.
-        published = receiver.filled and self.manifest.segments[track.segment].complete
-        return not (receiver.over or published)
+        return self._reception.comes_of_itself(track, self.manifest)
 
     def recovered(self) -> None:
         """What was lost is there: look whether that was all."""
@@ -328,7 +334,7 @@ class Cache:
             for entry in manifest.covering(self.prefix)[len(self._segments()) :]:
                 if self._ledger.covered >= self._ledger.blocks:
                     break
-                self._add_segment(entry)
+                self._reception.add_segment(entry)
         except PublicationError as exc:
             self.failed(exc)
             raise
@@ -337,36 +343,6 @@ class Cache:
 
     def _segments(self) -> set[int]:
         return {track.segment for track in self._ledger.tracks}
-
-    def _add_segment(self, entry: SegmentEntry) -> None:
-        tracks = choose_tracks(entry)
-        self._ledger.add_segment(tracks, entry.blocks)
-        for track in tracks:
-            receiver = TrackReceiver(self._connection, self._ledger, track, self)
-            self._receivers[track] = receiver
-            self._request(track, entry, receiver)
-
-    def _blocks_wanted(self, entry: SegmentEntry) -> int:
-        return max(0, min(entry.blocks, self._ledger.blocks - entry.first_block))
-
-    def _request(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> None:
-        if self._retrieve == "fetch" or (
-            self._retrieve == "auto" and self._selective and entry.complete
-        ):
-
-            def ended(failure: str | None) -> None:
-                self.lost(track, EVERYTHING, failure or "a fetch left objects out")
-                receiver.end()
-
-            self._requests.fetch(
-                track,
-                self._ledger.layers,
-                self._blocks_wanted(entry),
-                entry.blocks,
-                lambda event: receiver.take(event, ended),
-            )
-        else:
-            self._requests.subscribe(track, receiver.take)
 
     def _is_complete(self) -> bool:
         return self._ledger.complete or (
@@ -399,14 +375,13 @@ class Cache:
         if self._closed or self._error is not None or self._is_complete():
             return
         if self._stall is None and self._nothing_more():
-            self._octets_at_stall = self._octets()
+            self._octets_at_stall = self._reception.octets
             self._stall = self._loop.call_later(self._settings.stall, self._look)
 
     def _look(self) -> None:
         self._stall = None
-        if self._octets() != self._octets_at_stall or any(
-            receiver.open_streams for receiver in self._receivers.values()
-        ):
+        reception = self._reception
+        if reception.open_streams or reception.octets != self._octets_at_stall:
             self._look_soon()  # it still comes
             return
         if self._closed or self._error is not None or self._is_complete():
@@ -421,14 +396,11 @@ class Cache:
         elif self._ledger.whole:
             self._recovery.bound("no manifest called the segments complete")
 
-    def _octets(self) -> int:
-        return sum(receiver.octets for receiver in self._receivers.values())
-
     def _nothing_more(self) -> bool:
         """Whether nothing more comes of itself: no Object, and no further segment."""
         if self._ledger.covered < self._ledger.blocks and not self._follower.ended:
             return False
-        return not any(self.comes_of_itself(track) for track in self._receivers)
+        return not self._reception.anything_comes(self.manifest)
 
     def _incomplete(self, reason: str) -> CacheIncomplete:
         return CacheIncomplete(reason, self.missing, self.usable_tokens)

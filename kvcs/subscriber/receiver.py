@@ -31,6 +31,9 @@ class Taker(Protocol):
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
         """What is missing of the span does not come of itself: it is owed again."""
 
+    def dropped(self, track: DataTrack, reason: str) -> None:
+        """The peer serves the subscription no longer, though the track goes on."""
+
     def track_changed(self, track: DataTrack) -> None:
         """`TrackReceiver.filled` or `TrackReceiver.over` was set: look what lacks."""
 
@@ -108,6 +111,11 @@ class TrackReceiver:
         except PublicationError as exc:
             self._taker.failed(exc)
 
+    def start_again(self) -> None:
+        """Another subscription of the track is about to be made."""
+        self.filled = False
+        self._largest = None
+
     def end(self) -> None:
         """Nothing more comes of itself: the one request of the track is over."""
         self.over = True
@@ -141,7 +149,7 @@ class TrackReceiver:
         elif isinstance(event, events.RequestRefused):
             error = event.error
             why = f"{self.track} was refused with {error.error_code:#x}: {error.reason}"
-            self._request_ended(event.request_id, why, on_fetch_end)
+            self._request_ended(event.request_id, why, on_fetch_end, refused=True)
         elif isinstance(event, events.RequestCancelled):
             why = f"the peer ended the request of {self.track}"
             self._request_ended(event.request_id, why, on_fetch_end)
@@ -217,24 +225,37 @@ class TrackReceiver:
         """Whether no fill brings Objects of a Group any more."""
         return self.filled or self._largest is None or group_id > self._largest.group
 
-    def _request_ended(self, request_id: int, reason: str, on_fetch_end: FetchEnd | None) -> None:
+    def _request_ended(
+        self,
+        request_id: int,
+        reason: str,
+        on_fetch_end: FetchEnd | None,
+        *,
+        refused: bool = False,
+    ) -> None:
         for stream_id, stream in list(self._streams.items()):
             if stream.request_id == request_id:
                 stream.drop()
                 del self._streams[stream_id]
         if on_fetch_end is not None:
             on_fetch_end(reason)
+        elif refused:
+            self.give_up(reason)
         else:
-            self._taker.lost(self.track, EVERYTHING, reason)
-            self.end()
+            self._taker.dropped(self.track, reason)
+
+    def give_up(self, reason: str) -> None:
+        """Nothing more comes of itself, and what is missing has to be fetched."""
+        self._taker.lost(self.track, EVERYTHING, reason)
+        self.end()
 
     def _subscription_ended(self, event: events.SubscriptionEnded) -> None:
         if event.status == PublishDoneCode.INTERNAL_ERROR:
             self._taker.failed(PublicationAborted(event.reason))
-            return
-        if event.status != PublishDoneCode.TRACK_ENDED:
+        elif event.status == PublishDoneCode.TRACK_ENDED:
+            self.end()
+        else:
             reason = f"the subscription ended with status {event.status:#x}"
             if event.reason:
                 reason += f": {event.reason}"
-            self._taker.lost(self.track, EVERYTHING, reason)
-        self.end()
+            self._taker.dropped(self.track, reason)

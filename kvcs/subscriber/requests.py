@@ -8,7 +8,8 @@ from kvcs.errors import PublicationError
 from kvcs.kv import Component, DataTrack, SegmentEntry, codec_names, lookup
 from kvcs.moqt import events
 from kvcs.moqt.filters import LocationFilter, RangeFilter
-from kvcs.moqt.names import FullTrackName, GroupOrder, TrackNamespace
+from kvcs.moqt.intervals import FIRST
+from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.quic.connection import Connection
 
@@ -56,14 +57,20 @@ class TrackRequests:
         self._priority = subscriber_priority
         self._request_ids: list[int] = []
 
-    def subscribe(self, track: DataTrack, handler: Handler) -> None:
+    def subscribe(self, track: DataTrack, handler: Handler, *, start: Location = FIRST) -> None:
         """Ask for Next Object and a fill from 0/0: every Object exactly once (KVCS "Retrieval
-        during Production")."""
+        during Production").
+
+        Args:
+            track: the data track.
+            handler: takes the events.
+            start: where the fill begins, if what lies before it is there.
+        """
         parameters = Parameters.of(
             subscriber_priority=self._priority,
             group_order=GroupOrder.ASCENDING,
             location_filter=LocationFilter.next_object(),
-            fill_parameters=Parameters.of(location_filter=LocationFilter.absolute_start(0, 0)),
+            fill_parameters=Parameters.of(location_filter=LocationFilter.absolute_start(*start)),
         )
         request_id = self._connection.core.requester.subscribe(self._name(track), parameters)
         self._follow(request_id, handler)

@@ -68,6 +68,8 @@ class RawPublication:
         """Set on every request."""
         self.announced = True
         self.fetchable = True
+        self.revoked_fetches = 0
+        """FETCHes that are accepted and taken back at once, from the next one on."""
         self.reset_fills: int | None = None
         """Code with which a fill is reset where something is unknown."""
         self.connections: list[Connection] = []
@@ -194,6 +196,9 @@ class RawPublication:
             responder.refuse(request.request_id, DoesNotExist("no such track"))
         elif is_fetch:
             responder.accept_fetch(request.request_id, track, connection.now)
+            if self.revoked_fetches:
+                self.revoked_fetches -= 1
+                responder.revoke(request.request_id)
         else:
             responder.accept_subscribe(request.request_id, track, connection.now, self._unknown)
         return True
@@ -206,16 +211,23 @@ class RawPublication:
 
     # Faults that no Track would let through
 
-    async def subscribed(self, name: DataTrack) -> HandMade:
-        """Wait until a peer subscribes to a track; returns what writes streams to it."""
+    async def subscribed(self, name: DataTrack, times: int = 1) -> HandMade:
+        """Wait until a peer subscribes to a track, for the so-manieth time.
+
+        Returns:
+            What writes streams to it.
+        """
         full_track_name = self.live[name].name
         while True:
-            for request in self.requests:
-                if (
-                    isinstance(request, events.SubscribeReceived)
-                    and request.full_track_name == full_track_name
-                ):
-                    return HandMade(self.connections[-1], request.request_id, self.toy, name)
+            found = [
+                request
+                for request in self.requests
+                if isinstance(request, events.SubscribeReceived)
+                and request.full_track_name == full_track_name
+            ]
+            if len(found) >= times:
+                request_id = found[times - 1].request_id
+                return HandMade(self.connections[-1], request_id, self.toy, name)
             self.asked.clear()
             await self.asked.wait()
 
@@ -231,6 +243,7 @@ class HandMade:
         self._connection = connection
         self._toy = toy
         self._name = name
+        self._request_id = request_id
         self._alias = connection.core.responder._subscriptions[request_id].track_alias
 
     def stream(
@@ -252,6 +265,14 @@ class HandMade:
         stream_id = self._connection.core._take_uni()
         transport.send(stream_id, bytes(octets), True)
         transport.flush()
+
+    def drop(self, status: int | None, reason: str = "") -> None:
+        """End the subscription with PUBLISH_DONE, or without where ``status`` is None."""
+        responder = self._connection.core.responder
+        if status is None:
+            responder.revoke(self._request_id)
+        else:
+            responder.end_subscription(self._request_id, status, reason)
 
     def reset(self, layer: int) -> None:
         """Open the stream of a layer and reset it before its first Object."""

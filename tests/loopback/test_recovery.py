@@ -390,6 +390,95 @@ async def test_a_subscription_that_is_ended_early_goes_on_by_fetch(files: PemFil
         assert it.cache.report.duplicates == 0
 
 
+@pytest.mark.parametrize(
+    "status", [PublishDoneCode.TOO_FAR_BEHIND, PublishDoneCode.EXCESSIVE_LOAD, 0x77, None]
+)
+async def test_a_subscription_that_is_dropped_in_production_is_made_again(
+    files: PemFiles, status: int | None
+) -> None:
+    raw = RawPublication(toy_publication())
+    raw.manifest(layers=0)
+    async with opened(files, raw, HASTY) as it:
+        await it.follow()
+        raw.layers(0)
+        assert same(await it.cache.layer(0), raw.toy)
+        stream = raw.begin(K0, 1, 1)
+        await it.wire.until(lambda: Location(1, 0) in it.wire.objects("k.raw.s0"))
+        for name in (K0, V0):
+            (await raw.subscribed(name)).drop(status, "too slow")
+        for name in (K0, V0):
+            await raw.subscribed(name, times=2)
+        stream.reset(1)
+        # The rest is produced later than recovery would wait for a loss.
+        await longer_than_recovery(it, files)
+        raw.begin(K0, 1, 3, first=1).finish()
+        raw.group(raw.live[V0], V0, 1)
+        for layer in (2, 3):
+            for name in (K0, V0):
+                raw.group(raw.live[name], name, layer)
+        raw.end(everywhere=False)
+        raw.manifest()
+        await it.all_layers()
+        assert it.cache.report.duplicates == 0
+        # The stream that was open was reset, and what it owed asked for, in vain.
+        assert set(it.fetched) <= {("k.raw.s0", LocationFilter.absolute_range(1, 1, 1, 2))}
+        fills = [
+            parameters.get(ParameterType.FILL_PARAMETERS).get(ParameterType.LOCATION_FILTER)
+            for kind, name, parameters in it.wire.asked
+            if (kind, name.name) == ("subscribe", b"k.raw.s0")
+        ]
+        assert fills == [
+            LocationFilter.absolute_start(0, 0),
+            LocationFilter.absolute_start(1, 1),
+        ]
+
+
+async def test_a_subscription_that_is_dropped_again_and_again_is_given_up(
+    files: PemFiles,
+) -> None:
+    raw = RawPublication(toy_publication())
+    raw.layers(0)
+    raw.manifest(layers=1)
+    async with opened(files, raw, HASTY) as it:
+        waiting = asyncio.create_task(it.cache.layer(1))
+        times = 0
+        while not waiting.done() and times < 100:
+            times += 1
+            await asyncio.wait(
+                [waiting, drop := asyncio.create_task(raw.subscribed(K0, times))],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if drop.done():
+                drop.result().drop(PublishDoneCode.TOO_FAR_BEHIND, "too slow")
+            drop.cancel()
+        with pytest.raises(kvcs.CacheIncomplete, match="status 0x5: too slow"):
+            await waiting
+        assert 3 < times < 30
+
+
+async def test_a_data_track_that_is_refused_is_fetched(files: PemFiles) -> None:
+    raw = RawPublication(toy_publication())
+    raw.layers(*ALL)
+    raw.end()
+    raw.manifest()
+    del raw.live[V0]
+    async with opened(files, raw) as it:
+        await it.all_layers()
+        assert it.fetched == [("v.raw.s0", LocationFilter.absolute_range(0, 0, 3, 2))]
+
+
+async def test_a_fetch_whose_request_is_taken_back_is_made_again(files: PemFiles) -> None:
+    raw = RawPublication(toy_publication())
+    raw.layer(0, {(K0, 1): None})
+    raw.layers(1, 2, 3)
+    raw.end()
+    raw.manifest()
+    raw.revoked_fetches = 2
+    async with opened(files, raw) as it:
+        await it.all_layers()
+        assert it.cache.report.refetches == 3
+
+
 # Refetching that fails
 
 

@@ -1,0 +1,140 @@
+"""The data tracks of one retrieval: how each is asked for, and what still comes of itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvcs.kv import DataTrack, Ledger, Manifest, SegmentEntry
+from kvcs.moqt.names import Location, TrackNamespace
+from kvcs.observe import get_logger
+from kvcs.quic.connection import Connection
+from kvcs.recovery import EVERYTHING
+from kvcs.subscriber.receiver import Taker, TrackReceiver
+from kvcs.subscriber.requests import TrackRequests, choose_tracks
+
+_log = get_logger("kvcs.subscriber")
+
+MAX_DROPS = 16
+"""Subscriptions that a peer may end early before no more are made for a retrieval."""
+
+Retrieve = Literal["auto", "subscribe", "fetch"]
+"""How Objects are asked for: a subscription with a fill, a FETCH, or what fits."""
+
+
+class Reception:
+    """Asks for the data tracks of each segment and receives them.
+
+    Args:
+        connection: the session.
+        namespace: the publication.
+        ledger: where Objects go, and what is selected.
+        taker: told of what happens.
+        subscriber_priority: SUBSCRIBER_PRIORITY of each request.
+        retrieve: how Objects are asked for.
+        selective: whether less than the whole prefix is wanted.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: TrackNamespace,
+        ledger: Ledger,
+        taker: Taker,
+        *,
+        subscriber_priority: int,
+        retrieve: Retrieve,
+        selective: bool,
+    ) -> None:
+        self._connection = connection
+        self._ledger = ledger
+        self._taker = taker
+        self._retrieve = retrieve
+        self._selective = selective
+        self._requests = TrackRequests(connection, namespace, subscriber_priority)
+        self._receivers: dict[DataTrack, TrackReceiver] = {}
+        self._drops = 0
+
+    def add_segment(self, entry: SegmentEntry) -> None:
+        """Ask for the tracks of the next segment.
+
+        Raises:
+            PublicationError: the segment has no track that can be read here.
+        """
+        tracks = choose_tracks(entry)
+        self._ledger.add_segment(tracks, entry.blocks)
+        for track in tracks:
+            receiver = TrackReceiver(self._connection, self._ledger, track, self._taker)
+            self._receivers[track] = receiver
+            self._request(track, entry, receiver)
+
+    def receiver(self, track: DataTrack) -> TrackReceiver:
+        """Receiver of a data track."""
+        return self._receivers[track]
+
+    def dropped(
+        self, track: DataTrack, entry: SegmentEntry, missing: Location | None, reason: str
+    ) -> None:
+        """The peer serves a subscription no longer: make another, if more is to be published.
+
+        Args:
+            track: its track.
+            entry: the track's segment, as the newest manifest has it.
+            missing: first Location that is not there; None where all is.
+            reason: why, for people.
+        """
+        receiver = self._receivers[track]
+        self._drops += 1
+        if entry.complete or missing is None or self._drops > MAX_DROPS:
+            receiver.give_up(reason)
+            return
+        _log.info("subscribing_again", track=str(track), reason=reason)
+        receiver.start_again()
+        self._requests.subscribe(track, receiver.take, start=missing)
+
+    def blocks_wanted(self, entry: SegmentEntry) -> int:
+        """How many of a segment's blocks are selected."""
+        return max(0, min(entry.blocks, self._ledger.blocks - entry.first_block))
+
+    def comes_of_itself(self, track: DataTrack, manifest: Manifest) -> bool:
+        """Whether Objects of a track that were not published yet will come unasked."""
+        receiver = self._receivers[track]
+        # Through a relay that loses the signs of an end, the manifest alone counts.
+        published = receiver.filled and manifest.segments[track.segment].complete
+        return not (receiver.over or published)
+
+    def anything_comes(self, manifest: Manifest) -> bool:
+        """Whether that is so for any track."""
+        return any(self.comes_of_itself(track, manifest) for track in self._receivers)
+
+    @property
+    def octets(self) -> int:
+        """Payload octets so far, on all tracks."""
+        return sum(receiver.octets for receiver in self._receivers.values())
+
+    @property
+    def open_streams(self) -> int:
+        """Streams that may still bring something."""
+        return sum(receiver.open_streams for receiver in self._receivers.values())
+
+    def cancel(self) -> None:
+        """Cancel every request."""
+        self._requests.cancel()
+
+    def _request(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> None:
+        if self._retrieve == "fetch" or (
+            self._retrieve == "auto" and self._selective and entry.complete
+        ):
+
+            def ended(failure: str | None) -> None:
+                self._taker.lost(track, EVERYTHING, failure or "a fetch left objects out")
+                receiver.end()
+
+            self._requests.fetch(
+                track,
+                self._ledger.layers,
+                self.blocks_wanted(entry),
+                entry.blocks,
+                lambda event: receiver.take(event, ended),
+            )
+        else:
+            self._requests.subscribe(track, receiver.take)

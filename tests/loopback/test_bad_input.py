@@ -166,6 +166,17 @@ async def test_a_token_that_is_no_base64_is_refused_and_not_repeated(files: PemF
     assert "not/base64" not in str(caught.value)
 
 
+async def test_a_named_publication_whose_manifest_never_comes_is_not_found(
+    files: PemFiles,
+) -> None:
+    raw = RawPublication(toy_publication())
+    async with raw.serve(files) as server, joined(server, files) as client:
+        named = kvcs.PublicationNamespace.parse(raw.namespace)
+        with pytest.raises(kvcs.PublicationNotFound, match="manifest of the publication never"):
+            async with kvcs.Subscriber(client).open(toy_prefix(), publication=named, deadline=0.2):
+                raise AssertionError("it was opened")
+
+
 # Publishers that fail
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -360,6 +361,36 @@ async def test_copies_beyond_the_store_go_to_the_spill_folder(
             assert os.listdir(tmp_path) == []  # nothing to clean up, whatever happens
             assert all(same(layer, toy) for layer in await layers_of(client, prefix))
         assert publisher.held_octets == 0
+
+
+async def test_a_full_spill_folder_makes_finished_publications_leave(
+    files: PemFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, offset: int, octets: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    toy, prefix = toy_publication(), toy_prefix()
+    octets = 5 * (LAYER_OCTETS + BOOKKEEPING)
+    settings = kvcs.PublisherSettings(store_octets=octets, spill=tmp_path)
+    async with serving(files) as server:
+        publisher = kvcs.Publisher(server, settings=settings)
+        async with publisher.publish(prefix) as first:
+            await put(await first.segment(), toy)
+            monkeypatch.setattr(os, "posix_fallocate", full)
+            async with publisher.publish(prefix) as second:
+                segment = await second.segment()
+                await put(segment, toy, range(1))
+                assert first.is_open
+                await put(segment, toy, range(1, 4))
+                assert list(publisher.publications) == [second]
+        settings = kvcs.PublisherSettings(store_octets=2 * BOOKKEEPING, spill=tmp_path)
+        publisher = kvcs.Publisher(server, settings=settings)
+        with pytest.raises(kvcs.StoreFull, match="nor the spill folder: No space left on device"):
+            async with publisher.publish(prefix) as third:
+                segment = await third.segment()
+                await segment.put(0, *tensors(toy, 0), lend=True)
+                await put(segment, toy, [1])
+    assert publisher.held_octets == 0
 
 
 async def test_a_spill_folder_that_cannot_be_written_is_refused(

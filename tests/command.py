@@ -1,0 +1,163 @@
+"""The `kvcs` command for tests: in the test's own process, or as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pytest
+import structlog
+
+from kvcs.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one run of the command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """The document on standard output."""
+        return json.loads(self.out)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The events on standard output."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def line(self) -> str:
+        """The one line on standard error."""
+        [line] = self.err.splitlines()
+        return line
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in the test's process."""
+
+    def run(*arguments: object) -> Ran:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The command configures logging for its process; other tests must not notice."""
+    loggers = [logging.getLogger(name) for name in ("kvcs", "quic")]
+    before = [(log, log.handlers[:], log.propagate, log.level) for log in loggers]
+    config = structlog.get_config() if structlog.is_configured() else None
+    yield
+    for log, handlers, propagate, level in before:
+        log.handlers[:], log.propagate = handlers, propagate
+        log.setLevel(level)
+    structlog.reset_defaults() if config is None else structlog.configure(**config)
+
+
+class Process:
+    """A `kvcs` command, or another program of this checkout, as a process of its own.
+
+    Leaving its context kills it if it still runs. Waiting for its output is bounded by the test's
+    own time-out.
+
+    Args:
+        arguments: what stands behind the program.
+        program: what is run; the command by default.
+        stderr: where its standard error goes; kept for `Ran` by default.
+        environment: changes to the environment.
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        program: tuple[str, ...] = ("-m", "kvcs"),
+        stderr: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._err: IO[bytes] = tempfile.TemporaryFile()
+        self._said = b""
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+        # Uncompiled, every process would compile a thousand modules again.
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._process = subprocess.Popen(
+            [sys.executable, *program, *map(str, arguments)],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._err if stderr is None else stderr,
+            # A test run in the background ignores SIGINT, and so would whom it starts.
+            preexec_fn=_listen_to_sigint,
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.end()
+        self._err.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process ID."""
+        return self._process.pid
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The next event of that name among its ``--lines``."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said += line
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == name:
+                return event
+        raise AssertionError(f"no {name} before the end: {self.end()}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[Ran, float]:
+        """Send it a signal and wait until it has ended; also the seconds that this took."""
+        began = time.monotonic()
+        self.send(number)
+        return self.end(), time.monotonic() - began
+
+    def end(self) -> Ran:
+        """Wait until it has ended."""
+        assert self._process.stdout is not None
+        if not self._process.stdout.closed:
+            self._said += self._process.stdout.read()
+            self._process.stdout.close()
+        code = self._process.wait()
+        self._err.seek(0)
+        return Ran(code, self._said.decode(), self._err.read().decode())
+
+
+def _listen_to_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -119,6 +119,11 @@ class SubscriptionDelivery:
             request_id: of the message that carried them.
             largest: the same Largest Object that the message's subscription range came from.
         """
+    @property
+    def fills(self) -> int:
+        """Fills that are under way."""
+        return len(self._fills)
+
         if not self.forward:
             return None
         chosen = location_filter(fill) or self._filter or LocationFilter.none()

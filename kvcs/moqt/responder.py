@@ -68,9 +68,7 @@ class Responder:
             # A token is registered even by a request that is refused (§8.9).
             tokens = self._tokens(request.parameters)
             if self._peer_requests > self._session.settings.max_peer_requests:
-                raise RequestError(
-                    "too many open requests", RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS
-                )
+                raise _overloaded("too many open requests")
             if self._session.draining:
                 raise RequestError("this session is going away", RequestCode.GOING_AWAY)
             self._dispatch(request, tokens)
@@ -91,9 +89,7 @@ class Responder:
                 emit(SubscribeReceived(message.request_id, name, message.parameters, tokens))
             elif isinstance(message, messages.Fetch):
                 if len(self._fetch_requests) >= self._session.settings.max_concurrent_fetches:
-                    raise RequestError(
-                        "too many concurrent fetches", RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS
-                    )
+                    raise _overloaded("too many concurrent fetches")
                 self._fetch_requests.add(message.request_id)
                 emit(FetchReceived(message.request_id, name, message.parameters, tokens))
             else:
@@ -167,6 +163,9 @@ class Responder:
         delivery = self._subscriptions.get(request.request_id)
         if delivery is not None:
             # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
+            fills = self._session.settings.max_fills
+            if ParameterType.FILL_PARAMETERS in update.parameters and delivery.fills >= fills:
+                raise _overloaded("too many fills at a time")
             largest = delivery.track.largest
             delivery.update(update.parameters, update.request_id, largest)
             return _largest(largest)
@@ -231,7 +230,8 @@ class Responder:
         properties = track.properties
         if message.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
-        self._reply(request, messages.SubscribeOk(alias, _largest(largest), properties))
+        if not self._reply(request, messages.SubscribeOk(alias, _largest(largest), properties)):
+            return
         self._subscriptions[request_id] = delivery
         track.listeners.append(delivery)
         fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
@@ -264,7 +264,8 @@ class Responder:
         properties = track.properties
         if parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
-        self._reply(request, messages.FetchOk(end_of_track, end, Parameters(), properties))
+        if not self._reply(request, messages.FetchOk(end_of_track, end, Parameters(), properties)):
+            return
         sender = RangeSender(
             self,
             track,
@@ -291,10 +292,9 @@ class Responder:
         properties = track.properties
         if request.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
-        self._session.requests.send(
-            request, messages.RequestOk(_largest(track.largest), properties), fin=True
-        )
-        self._end(request)
+        reply = messages.RequestOk(_largest(track.largest), properties)
+        if self._reply(request, reply, fin=True):
+            self._end(request)
 
     def accept(self, request_id: int) -> None:
         """REQUEST_OK to a PUBLISH_NAMESPACE or SUBSCRIBE_NAMESPACE."""
@@ -409,9 +409,19 @@ class Responder:
             raise UsageError(f"request {request_id} was answered already")
         return request
 
-    def _reply(self, request: Request, message: Message) -> None:
+    def _reply(self, request: Request, message: Message, *, fin: bool = False) -> bool:
+        """Accept a request; False where the reply does not fit a message, and it was refused.
+
+        Track Properties that filled the message of a relay's upstream need not fit its own.
+        """
+        try:
+            self._session.requests.send(request, message, fin=fin)
+        except UsageError:
+            error = RequestError("the Track Properties are too long", RequestCode.INTERNAL_ERROR)
+            self.refuse(request.request_id, error)
+            return False
         request.state = State.ESTABLISHED
-        self._session.requests.send(request, message)
+        return True
 
     def _take_pending_updates(self, request: Request) -> None:
         """Take the updates that came before the reply, now that there is something to update."""
@@ -477,5 +487,9 @@ def _largest(largest: Location | None) -> Parameters:
 
 
 def _error_message(error: RequestError) -> messages.RequestError:
+def _overloaded(reason: str) -> RequestError:
+    return RequestError(reason, RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS)
+
+
     retry = 0 if error.retry_after_ms is None else error.retry_after_ms + 1
     return messages.RequestError(error.code, retry, error.reason, None)

@@ -100,6 +100,13 @@ class Session:
         """The transport is ready: our control stream and SETUP go out (§6.3)."""
         self.tell_time(now)
         self.act(self.control.open(self._take_uni()))
+        if self.role is Role.SERVER:
+            self.at(now + self.settings.setup_wait, self._check_setup)
+
+    def _check_setup(self, now: float) -> None:
+        """A client that says nothing does not keep its place."""
+        if self.peer_options is None:
+            self.close(SessionCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
         """Octets of a stream, in order."""

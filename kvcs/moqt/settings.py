@@ -52,6 +52,13 @@ class SessionSettings:
     max_concurrent_fetches: int = 16
     """FETCHes of the peer that may run at a time; more are refused with EXCESSIVE_LOAD."""
 
+    max_fills: int = 16
+    """Fills of one subscription of the peer that may run at a time; an update that asks for more
+    fails with EXCESSIVE_LOAD."""
+
+    setup_wait: float = 10.0
+    """Seconds that a server waits for the client's SETUP, before CONTROL_MESSAGE_TIMEOUT."""
+
     max_namespaces: int = 65536
     """Namespaces remembered of one SUBSCRIBE_NAMESPACE of ours."""
 

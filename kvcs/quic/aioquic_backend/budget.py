@@ -28,6 +28,8 @@ class SendBudget:
         self._octets = 0
         self.limit = floor
         """Octets that may be in the library now."""
+        self.highest = floor
+        """The largest `limit` so far: what was handed over under it may still be there."""
 
     def acknowledged(self, octets: int, now: float, smallest_rtt: float) -> None:
         """Count acknowledged octets at `now` (seconds); `smallest_rtt` may be infinite."""
@@ -41,3 +43,4 @@ class SendBudget:
         self._since, self._octets = now, 0
         wanted = int(2 * self._rate * smallest_rtt)
         self.limit = min(max(self._floor, wanted), self._ceiling)
+        self.highest = max(self.highest, self.limit)

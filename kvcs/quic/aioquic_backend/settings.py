@@ -64,6 +64,10 @@ class QuicSettings:
     send_buffer_limit: int = 64 * MIB
     """What `send_buffer` may grow to where the measured rate times the delay asks for it."""
 
+    control_backlog: int = 16 * MIB
+    """Octets that replies and announcements may pile up to beside Objects, when a peer does not
+    take them; then the connection is closed with CONTROL_MESSAGE_TIMEOUT."""
+
     receive_window: int = 16 * MIB
     """Octets of one connection that the peer may send ahead of what was consumed."""
 
@@ -106,6 +110,7 @@ class QuicSettings:
             "uni_streams",
             "bidi_streams",
             "send_buffer",
+            "control_backlog",
             "receive_window",
             "stream_receive_window",
             "socket_buffer",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvcs.quic.aioquic_backend.driver import ConnectionDriver, Phase
 from kvcs.quic.aioquic_backend.ports import Clock, Owner, Wire
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
 from kvcs.quic.transport import Buffer, ReceiverFactory, TransportReceiver
+
+CONTROL_MESSAGE_TIMEOUT: Final = 0x11
+"""MOQT's session code for a peer that is too slow with control messages (§14)."""
 
 
 class AioquicTransport(ConnectionDriver):
@@ -88,11 +93,16 @@ class AioquicTransport(ConnectionDriver):
         Quiet where the stream was reset by either side, and once the connection ends. A stream
         opened beyond the peer's stream credit waits in the library, so ask for credit first.
 
+        Object octets wait for `octets`, control messages for nothing: where a peer makes us send
+        those and takes none, the connection is closed.
+
         Raises:
             UsageError: the stream is not ours to write, its ID is not the next, or it had a FIN.
         """
         if self._phase is Phase.OPEN:
             self._quic.write(stream_id, data, fin)
+            if self._quic.held > self._budget.highest + self._settings.control_backlog:
+                self.end(CONTROL_MESSAGE_TIMEOUT, "control messages are not taken")
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our sending direction early; quiet when it has ended already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcs.moqt.datagrams import ObjectDatagram
 from kvcs.moqt.delivery import Host, ObjectSender, Piece
+from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.names import GroupOrder
 from kvcs.moqt.scheduler import SendKey, send_key
 from kvcs.moqt.store import Track
@@ -24,11 +25,13 @@ class DatagramSender(ObjectSender):
         track_alias: int,
         subscriber_priority: int,
         group_order: GroupOrder,
+        timeout: float | None,
     ) -> None:
         super().__init__(host, track, subscriber_priority)
         self._stored = stored
         self._track_alias = track_alias
         self._group_order = group_order
+        self._timeout = timeout
 
     def key(self) -> SendKey:
         """Place in the order; a datagram goes before a Subgroup of its Group (MOQT §5.1)."""
@@ -50,8 +53,10 @@ class DatagramSender(ObjectSender):
         return False
 
     def next_piece(self, limit: int, now: float) -> Piece | None:
-        """The datagram; see `ObjectSender`."""
+        """The datagram; see `ObjectSender`. One that is too late is dropped (§5.2)."""
         stored = self._stored
+        if stored.is_late(self._timeout, now):
+            return Piece([], reset=StreamCode.DELIVERY_TIMEOUT)
         header = stored.header
         payload = b"".join(stored.views(0, header.payload_length))
         self._count(stored)

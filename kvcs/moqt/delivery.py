@@ -29,6 +29,7 @@ from kvcs.moqt.ranges import RangeReader, UnknownRun
 from kvcs.moqt.scheduler import SendKey, send_key
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import StoredObject, Subgroup
+from kvcs.moqt.timeouts import Timeouts
 
 
 @dataclass(slots=True)
@@ -156,6 +157,7 @@ class SubgroupSender(ObjectSender):
         track_alias: the subscription's alias.
         span: the subscription's range.
         filters: its range filters.
+        timeouts: after them what was not handed over is given up.
     """
 
     def __init__(
@@ -170,11 +172,13 @@ class SubgroupSender(ObjectSender):
         filters: RangeFilters,
         subscriber_priority: int,
         group_order: GroupOrder,
+        timeouts: Timeouts,
     ) -> None:
         super().__init__(host, track, subscriber_priority)
         self.subgroup = subgroup
         self.span = span
         self.filters = filters
+        self.timeouts = timeouts
         self.continues_at: int | None = None
         """Index of the first Object that must go on a stream of its own, once that is known."""
         self._index = index
@@ -213,7 +217,7 @@ class SubgroupSender(ObjectSender):
                 if self._starts_new_stream(stored):
                     self.continues_at = self._index
                     return Piece(data, reset=StreamCode.CANCELLED)
-                if self.track.expired(stored, now):
+                if self.track.expired(stored, now) or stored.is_late(self.timeouts.object, now):
                     self.may_reopen = False
                     return Piece(data, reset=StreamCode.DELIVERY_TIMEOUT)
                 data.extend(self._object_start(stored))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kvcs.moqt.datagram_sender import DatagramSender
@@ -20,8 +21,13 @@ from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import Property, find_property
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import Group, StoredObject, Subgroup
+from kvcs.moqt.timeouts import AskedTimeouts
 
 DEFAULT_SUBSCRIBER_PRIORITY = 128
+
+TIMEOUT_LOOK_SECONDS = 5.0
+"""Longest wait of one timer for a delivery timeout, which a peer may set to centuries: what a timer
+refers to stays in memory until it is due."""
 
 
 class SubscriptionHost(Host, Protocol):
@@ -29,6 +35,9 @@ class SubscriptionHost(Host, Protocol):
 
     def reset_sender(self, sender: ObjectSender, code: int) -> None:
         """Reset the sender's stream, if it is open, and close the sender."""
+
+    def at(self, when: float, callback: Callable[[float], None]) -> None:
+        """Call ``callback`` with the time, at ``when`` or soon after."""
 
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """The Track has ended and every stream of the subscription is closed."""
@@ -94,6 +103,7 @@ class SubscriptionDelivery:
         self._on_unknown = on_unknown
         self._filter = location_filter(parameters)
         self._filters = RangeFilters.of(parameters.items)
+        self._timeouts = AskedTimeouts().updated(parameters)
         self._span = self._resolve(largest)
         self._senders: dict[Subgroup, SubgroupSender] = {}
         self._fills: dict[RangeSender, bool] = {}
@@ -109,6 +119,11 @@ class SubscriptionDelivery:
         """Its range filters."""
         return self._filters
 
+    @property
+    def fills(self) -> int:
+        """Fills that are under way."""
+        return len(self._fills)
+
     def start_fill(
         self, fill: Parameters, request_id: int, largest: Location | None
     ) -> RangeSender | None:
@@ -119,11 +134,6 @@ class SubscriptionDelivery:
             request_id: of the message that carried them.
             largest: the same Largest Object that the message's subscription range came from.
         """
-    @property
-    def fills(self) -> int:
-        """Fills that are under way."""
-        return len(self._fills)
-
         if not self.forward:
             return None
         chosen = location_filter(fill) or self._filter or LocationFilter.none()
@@ -157,8 +167,10 @@ class SubscriptionDelivery:
         if priority is not None:
             self._set_priority(priority)
         self._filters = self._filters.replaced_by(parameters.items)
+        self._timeouts = self._timeouts.updated(parameters)
         for live in self._senders.values():
             live.filters = self._filters
+            live.timeouts = self._timeouts.of(self.track, live.subgroup)
         changed = location_filter(parameters)
         if changed is not None:
             self._filter = changed
@@ -195,7 +207,7 @@ class SubscriptionDelivery:
             return
         stored = subgroup.objects[-1]
         if stored.header.subgroup_id is None:
-            self._send_datagram(stored)
+            self._send_datagram(subgroup, stored)
             return
         sender = self._senders.get(subgroup)
         if sender is None:
@@ -205,7 +217,7 @@ class SubscriptionDelivery:
         if not sender.closed:
             self.host.schedule(sender)
 
-    def _send_datagram(self, stored: StoredObject) -> None:
+    def _send_datagram(self, subgroup: Subgroup, stored: StoredObject) -> None:
         header = stored.header
         if header.location in self._span and passes(
             self._filters, header, self.track.default_priority
@@ -217,6 +229,7 @@ class SubscriptionDelivery:
                 track_alias=self.track_alias,
                 subscriber_priority=self.subscriber_priority,
                 group_order=self.group_order,
+                timeout=self._timeouts.of(self.track, subgroup).datagram,
             )
             self._datagrams.add(sender)
             sender.on_closed = lambda: self._datagram_closed(sender)
@@ -231,6 +244,26 @@ class SubscriptionDelivery:
             del self._senders[subgroup]
         else:
             self.host.schedule(sender)
+            self._limit_subgroup(sender)
+
+    def _limit_subgroup(self, sender: SubgroupSender) -> None:
+        """Give up a Subgroup that is whole and takes longer than its timeout (§5.2)."""
+        timeout, objects = sender.timeouts.subgroup, sender.subgroup.objects
+        if timeout is None or not sender.subgroup.finished or not objects:
+            return
+
+        deadline = objects[-1].born + timeout
+
+        def look(now: float) -> None:
+            if sender.closed:
+                return
+            if now < deadline:
+                self.host.at(min(deadline, now + TIMEOUT_LOOK_SECONDS), look)
+                return
+            sender.may_reopen = False
+            self.host.reset_sender(sender, StreamCode.DELIVERY_TIMEOUT)
+
+        self.host.at(min(deadline, objects[-1].born + TIMEOUT_LOOK_SECONDS), look)
 
     def group_evicted(self, group: Group) -> None:
         """The Group is gone: Objects of it that are still owed cannot be delivered."""
@@ -263,10 +296,12 @@ class SubscriptionDelivery:
             filters=self._filters,
             subscriber_priority=self.subscriber_priority,
             group_order=self.group_order,
+            timeouts=self._timeouts.of(self.track, subgroup),
         )
         self._senders[subgroup] = sender
         sender.on_opened = self._count_stream
         sender.on_closed = lambda: self._subgroup_closed(sender)
+        self._limit_subgroup(sender)
         return sender
 
     def _subgroup_closed(self, sender: SubgroupSender) -> None:

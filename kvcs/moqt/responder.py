@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError, UsageError
@@ -162,10 +163,10 @@ class Responder:
     def _apply(self, request: Request, update: messages.RequestUpdate) -> Parameters:
         delivery = self._subscriptions.get(request.request_id)
         if delivery is not None:
-            # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
             fills = self._session.settings.max_fills
             if ParameterType.FILL_PARAMETERS in update.parameters and delivery.fills >= fills:
                 raise _overloaded("too many fills at a time")
+            # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
             largest = delivery.track.largest
             delivery.update(update.parameters, update.request_id, largest)
             return _largest(largest)
@@ -379,6 +380,10 @@ class Responder:
         """Reset the sender's stream, if it is open, and close the sender."""
         self._session.close_sender(sender, code)
 
+    def at(self, when: float, callback: Callable[[float], None]) -> None:
+        """Call ``callback`` with the time, at ``when`` or soon after."""
+        self._session.at(when, callback)
+
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """Everything was sent: PUBLISH_DONE, a little later."""
         due = self._session.now + self._session.settings.done_delay
@@ -482,14 +487,14 @@ def _refuse_reserved(namespace: TrackNamespace) -> None:
         raise DoesNotExist("the namespace is reserved")
 
 
+def _overloaded(reason: str) -> RequestError:
+    return RequestError(reason, RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS)
+
+
 def _largest(largest: Location | None) -> Parameters:
     return Parameters() if largest is None else Parameters.of(largest_object=largest)
 
 
 def _error_message(error: RequestError) -> messages.RequestError:
-def _overloaded(reason: str) -> RequestError:
-    return RequestError(reason, RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS)
-
-
     retry = 0 if error.retry_after_ms is None else error.retry_after_ms + 1
     return messages.RequestError(error.code, retry, error.reason, None)

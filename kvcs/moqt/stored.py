@@ -192,6 +192,10 @@ class StoredObject:
             self.parts = ()
         self._notify()
 
+    def is_late(self, timeout: float | None, now: float) -> bool:
+        """Whether it is older than a delivery timeout, in seconds (§5.2)."""
+        return timeout is not None and now > self.born + timeout
+
     def watch(self, watcher: Watcher) -> None:
         """Wake ``watcher`` once, when more octets are there or none will come."""
         if self._watchers is None:

@@ -12,6 +12,7 @@ from kvcs.moqt.ranges import UnknownRun
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import Subgroup
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.timeouts import Timeouts
 
 EVERYTHING = Range(Location(0, 0), None)
 MANY = 1 << 20
@@ -45,6 +46,7 @@ def live(
     span: Range = EVERYTHING,
     filters: RangeFilters | None = None,
     host: Host | None = None,
+    timeouts: Timeouts | None = None,
 ) -> SubgroupSender:
     return SubgroupSender(
         Host() if host is None else host,
@@ -56,6 +58,7 @@ def live(
         filters=RangeFilters() if filters is None else filters,
         subscriber_priority=128,
         group_order=GroupOrder.ASCENDING,
+        timeouts=Timeouts() if timeouts is None else timeouts,
     )
 
 

@@ -48,13 +48,19 @@ def _check_group(track: Track, header: ObjectHeader, group: Group) -> None:
 
 
 def _check_subgroup(track: Track, header: ObjectHeader, subgroup: Subgroup) -> None:
-    place = f"Subgroup {subgroup.subgroup_id} of Group {subgroup.group_id} of {track.name}"
     if subgroup.finished:
-        raise UsageError(f"{place} was finished")
+        raise UsageError(f"{_place(track, subgroup)} was finished")
     if header.object_id < subgroup.objects[-1].header.object_id:
-        raise UsageError(f"{place}: Object {header.object_id} comes too late")
+        raise UsageError(f"{_place(track, subgroup)}: Object {header.object_id} comes too late")
     priority = header.publisher_priority
     if (track.default_priority if priority is None else priority) != subgroup.priority:
-        raise UsageError(f"{place} has priority {subgroup.priority}, not {priority}")
+        raise UsageError(
+            f"{_place(track, subgroup)} has priority {subgroup.priority}, not {priority}"
+        )
     if header.properties and not subgroup.has_properties:
-        raise UsageError(f"{place} began without Properties")
+        raise UsageError(f"{_place(track, subgroup)} began without Properties")
+
+
+def _place(track: Track, subgroup: Subgroup) -> str:
+    """For a message; the text of a name costs more than all checks of an Object together."""
+    return f"Subgroup {subgroup.subgroup_id} of Group {subgroup.group_id} of {track.name}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from kvcs.errors import RequestError, StoreFull
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
@@ -25,6 +25,9 @@ TRACK_OCTETS = 4096
 
 EVICTION_SHARE = 32
 """At least this part of the budget is freed at a time, so that the search for it pays."""
+
+EXPIRIES_SLACK = 256
+"""Expiries of what left already, kept beyond one for each Track, before they are swept out."""
 
 AGES_SLACK = 1024
 """Entries about Objects that left already, before the list of ages is rebuilt."""
@@ -186,6 +189,18 @@ class RelayCache:
         if entry.due is not None:
             self._serial += 1
             heappush(self._expiries, (entry.due, self._serial, entry.track.name))
+            if len(self._expiries) > 2 * len(self._entries) + EXPIRIES_SLACK:
+                self._prune_expiries()
+
+    def _prune_expiries(self) -> None:
+        """Forget what is no longer due: Tracks that left may have been meant to stay for ever."""
+        entries = self._entries
+        self._expiries = [
+            expiry
+            for expiry in self._expiries
+            if (entry := entries.get(expiry[2])) is not None and entry.due == expiry[0]
+        ]
+        heapify(self._expiries)
 
     def next_timer(self) -> float | None:
         """When the next Object expires."""

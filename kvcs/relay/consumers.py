@@ -60,16 +60,14 @@ class Consumers:
             self._limit(request, self._hub.limits.upstream_wait, now)
 
     def _limit(self, request: Waiting, seconds: float, now: float) -> None:
-        request.until = now + seconds
-
         def expire(later: float) -> None:
-            if request in self._waiting and later >= request.until:
-                self._waiting.remove(request)
-                error = RequestError("no publisher answered in time", RequestCode.TIMEOUT)
-                self.refuse(request, error)
-                self._owner.check_idle(later)
+            self._waiting.remove(request)
+            error = RequestError("no publisher answered in time", RequestCode.TIMEOUT)
+            self.refuse(request, error)
+            self._owner.check_idle(later)
 
-        self._hub.at(request.until, expire)
+        request.stop_waiting()
+        request.timer = self._hub.at(now + seconds, expire)
 
     def fill_start(self) -> Location | None:
         """Where the past begins that waiting subscriptions want and the cache lacks."""
@@ -101,6 +99,7 @@ class Consumers:
 
     def answer(self, request: Waiting, now: float) -> None:
         """Serve a request: an upstream is Established, or the cache alone has the answer."""
+        request.stop_waiting()
         place, track = request.place, self._owner.track
         session = self._hub.session(place.session)
         if session is None:
@@ -143,6 +142,7 @@ class Consumers:
 
     def refuse(self, request: Waiting, error: RequestError) -> None:
         """Refuse a request."""
+        request.stop_waiting()
         session = self._hub.session(request.place.session)
         self._hub.unbind(request.place)
         if session is not None:
@@ -183,6 +183,9 @@ class Consumers:
     def gone(self, place: Place) -> None:
         """A request was cancelled, or its session is gone."""
         self._served.pop(place, None)
+        for request in self._waiting:
+            if request.place == place:
+                request.stop_waiting()
         self._waiting = [waiting for waiting in self._waiting if waiting.place != place]
         self._hub.unbind(place)
 

@@ -11,7 +11,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from kvcs.errors import RequestError
 from kvcs.moqt import events
@@ -20,11 +19,11 @@ from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix, namespace_
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
-from kvcs.relay.hub import Callback
 from kvcs.relay.namespaces import NamespaceTable, Notice, Place
 from kvcs.relay.policy import check_announcement, check_interest
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, Report
+from kvcs.relay.timers import Callback, Timer, Timers
 from kvcs.relay.tracks import RelayTrack, StreamEvent
 from kvcs.relay.upstream import Ask, Waiting
 
@@ -60,6 +59,9 @@ class _Peer:
     queue: deque[Callback] = field(default_factory=deque)
     """FETCHes of ours that wait for their turn."""
 
+    starting: bool = False
+    """Whether they are being started."""
+
     requests: int = 0
     """Requests it has made so far."""
 
@@ -90,8 +92,7 @@ class RelayCore:
         self._tracks: dict[FullTrackName, RelayTrack] = {}
         self._names: list[FullTrackName] = []
         """Keys of `_tracks` in order: those below a namespace stand together."""
-        self._timers: list[tuple[float, int, Callback]] = []
-        self._serial = 0
+        self._timers = Timers()
         self._soon: list[Callback] = []
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
 
@@ -161,9 +162,7 @@ class RelayCore:
     def receive_timer(self, now: float) -> None:
         """`next_timer` is due."""
         self.cache.receive_timer(now)
-        while self._timers and self._timers[0][0] <= now:
-            _, _, callback = heappop(self._timers)
-            callback(now)
+        self._timers.run(now)
         self._run_soon(now)
 
     # Outputs
@@ -172,11 +171,8 @@ class RelayCore:
         """When `receive_timer` wants to be called; a time that has passed means at once."""
         if self._soon:
             return 0.0
-        times = [self._timers[0][0]] if self._timers else []
-        expiry = self.cache.next_timer()
-        if expiry is not None:
-            times.append(expiry)
-        return min(times, default=None)
+        times = (self._timers.next(), self.cache.next_timer())
+        return min((time for time in times if time is not None), default=None)
 
     def next_report(self) -> Report | None:
         """The oldest line for the log that was not taken yet."""
@@ -228,12 +224,13 @@ class RelayCore:
             peer.upstream.pop(place.request_id, None)
             peer.downstream.pop(place.request_id, None)
 
-    def at(self, when: float, callback: Callback) -> None:
-        """Call ``callback`` with the time, at ``when`` or soon after."""
-        self._serial += 1
-        heappush(self._timers, (when, self._serial, callback))
-        if self._timers[0][1] == self._serial:
+    def at(self, when: float, callback: Callback) -> Timer:
+        """Call ``callback`` with the time, at ``when`` or soon after, unless it is cancelled."""
+        before = self._timers.next()
+        timer = self._timers.at(when, callback)
+        if before is None or when < before:
             self._wake()
+        return timer
 
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` with the time, with the next input or timer."""
@@ -256,10 +253,22 @@ class RelayCore:
         peer = self._peers.get(key)
         if peer is None:
             return
-        if peer.queue:
-            peer.queue.popleft()(now)
-        else:
-            peer.fetching -= 1
+        peer.fetching -= 1
+        if peer.starting:
+            return  # one that was started has ended at once: the loop below goes on
+        peer.starting = True
+        try:
+            while peer.queue and peer.fetching < self.limits.max_upstream_fetches:
+                peer.fetching += 1
+                peer.queue.popleft()(now)
+        finally:
+            peer.starting = False
+
+    def leave_queue(self, key: int, start: Callback) -> None:
+        """A FETCH that waits for its turn is not wanted any more; quiet where it has begun."""
+        peer = self._peers.get(key)
+        if peer is not None and start in peer.queue:
+            peer.queue.remove(start)
 
     def reopen(self, name: FullTrackName) -> CachedTrack:
         """Begin a Track anew."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from kvcs.moqt.names import FullTrackName
@@ -11,12 +10,10 @@ from kvcs.relay.cache import CachedTrack, RelayCache
 from kvcs.relay.namespaces import Place
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats
+from kvcs.relay.timers import Callback, Timer
 
 if TYPE_CHECKING:
     from kvcs.relay.tracks import RelayTrack
-
-Callback = Callable[[float], None]
-"""Called with the time."""
 
 
 class Hub(Protocol):
@@ -41,8 +38,8 @@ class Hub(Protocol):
     def unbind(self, place: Place) -> None:
         """The request is over."""
 
-    def at(self, when: float, callback: Callback) -> None:
-        """Call ``callback`` at ``when`` or soon after."""
+    def at(self, when: float, callback: Callback) -> Timer:
+        """Call ``callback`` at ``when`` or soon after, unless the timer is cancelled."""
 
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` with the time, with the next input or timer."""
@@ -52,6 +49,9 @@ class Hub(Protocol):
 
     def free_slot(self, key: int, now: float) -> None:
         """A FETCH on a session has ended."""
+
+    def leave_queue(self, key: int, start: Callback) -> None:
+        """``start``, which `take_slot` got, is not to be called any more."""
 
     def reopen(self, name: FullTrackName) -> CachedTrack:
         """Begin a Track anew: what was cached of it is of an earlier publication."""

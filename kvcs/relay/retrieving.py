@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from kvcs.errors import UsageError
 from kvcs.moqt import events
@@ -29,6 +29,9 @@ from kvcs.relay.upstream import MAX_RETRIES, Retrieval
 if TYPE_CHECKING:
     from kvcs.relay.tracks import RelayTrack
 
+
+MAX_RETRIEVALS = 1024
+"""Ranges of one Track that are got or wait for their turn; what is beyond is told as unknown."""
 
 WAIT_STEP = 0.05
 """Seconds between looks at a reader whose time is over while it has something to send."""
@@ -79,7 +82,7 @@ class Retriever:
         self, start: Location, end: Location, order: GroupOrder, now: float
     ) -> Retrieval | None:
         candidates = self._hub.publishers(self._owner.name)
-        if not candidates:
+        if not candidates or not self._has_room(now):
             return None
         for other in self._active:
             if start < other.start <= end:
@@ -89,15 +92,31 @@ class Retriever:
         self._next_candidate(retrieval, now)
         return retrieval if retrieval in self._active else None
 
+    def _has_room(self, now: float) -> bool:
+        """Whether one more retrieval may be under way; those whose readers have gone make room."""
+        if len(self._active) >= MAX_RETRIEVALS:
+            for retrieval in list(self._active):
+                if retrieval.place is None and not retrieval.wanted:
+                    self._conclude(retrieval, now)
+        return len(self._active) < MAX_RETRIEVALS
+
     def _limit_wait(self, reader: RangeSender, now: float) -> None:
         """Hold a reader to its FILL_TIMEOUT, or to ours where it has none."""
         if reader in self._timed:
             return
         self._timed.add(reader)
         timeout_ms = reader.fill_timeout_ms
-        limit = self._hub.limits.fetch_wait if timeout_ms is None else timeout_ms / 1000
+        limits = self._hub.limits
+        limit = limits.fetch_wait
+        if timeout_ms is not None:
+            limit = min(timeout_ms / 1000, limits.max_fill_wait)
+        # A timer does not keep a reader that is gone, nor what that refers to.
+        weak = ref(reader)
 
         def check(later: float) -> None:
+            reader = weak()
+            if reader is None:
+                return
             self._timed.discard(reader)
             left = limit - reader.waited(later)
             if reader.closed:
@@ -175,13 +194,15 @@ class Retriever:
                 self._finish(retrieval, now, complete=True)
         elif isinstance(event, events.RequestRefused):
             error = event.error
-            again = error.error_code == RequestCode.EXCESSIVE_LOAD and error.retry_interval > 0
+            wait = (error.retry_interval - 1) / 1000
+            again = error.error_code == RequestCode.EXCESSIVE_LOAD and (
+                0 <= wait <= self._hub.limits.upstream_wait
+            )
             if again and retrieval.retries < MAX_RETRIES and retrieval.place is not None:
                 retrieval.retries += 1
                 key = retrieval.place.session
                 self._end_request(retrieval, now)
                 retrieval.candidates.insert(0, key)
-                wait = (error.retry_interval - 1) / 1000
                 self._hub.at(now + wait, lambda later: self._retry(retrieval, later))
             else:
                 self.failed(retrieval, now)
@@ -202,10 +223,12 @@ class Retriever:
 
     def cancel(self, code: int, now: float) -> None:
         """Give up every retrieval; readers are not told."""
-        for retrieval in [*self._active, *self._kept]:
+        active, self._active = self._active, []
+        for retrieval in active:
+            self._leave_queue(retrieval)
+        for retrieval in [*active, *self._kept]:
             self._end_request(retrieval, now, cancel=code)
             retrieval.let_go(self._owner.track, all_of_it=True)
-        self._active.clear()
         self._kept.clear()
 
     def cut(self, retrieval: Retrieval, now: float) -> None:
@@ -231,15 +254,20 @@ class Retriever:
         while retrieval.candidates:
             key = retrieval.candidates.pop(0)
             if self._hub.session(key) is not None:
-                self._hub.take_slot(key, partial(self._start, retrieval, key), now)
+                start = partial(self._start, retrieval, key)
+                retrieval.turn = key, start
+                self._hub.take_slot(key, start, now)
                 return
         self._conclude(retrieval, now)
 
     def _start(self, retrieval: Retrieval, key: int, now: float) -> None:
+        retrieval.turn = None
         session = self._hub.session(key)
-        if retrieval not in self._active or retrieval.place is not None or session is None:
+        if retrieval not in self._active or session is None or not retrieval.wanted:
             self._hub.free_slot(key, now)
-            if retrieval in self._active and retrieval.place is None:
+            if not retrieval.wanted:
+                self._conclude(retrieval, now)
+            elif retrieval in self._active:
                 self._next_candidate(retrieval, now)
             return
         parameters = Parameters.of(
@@ -256,6 +284,11 @@ class Retriever:
         retrieval.progress_at = now
         self._hub.bind(retrieval.place, self._owner)
         self._watch_progress(retrieval, now)
+
+    def _leave_queue(self, retrieval: Retrieval) -> None:
+        turn, retrieval.turn = retrieval.turn, None
+        if turn is not None:
+            self._hub.leave_queue(*turn)
 
     def _watch_progress(self, retrieval: Retrieval, now: float) -> None:
         place, wait = retrieval.place, self._hub.limits.upstream_wait
@@ -333,6 +366,7 @@ class Retriever:
         if retrieval not in self._active:
             return
         self._active.remove(retrieval)
+        self._leave_queue(retrieval)
         self._kept.append(retrieval)
         unknown = retrieval.not_brought(self._owner.track).ranges() if told else []
         self.let_go()

@@ -51,6 +51,9 @@ class RelayLimits:
     fetch_wait: float = 10.0
     """How long one reader waits for what the cache lacks where it names no FILL_TIMEOUT."""
 
+    max_fill_wait: float = 60.0
+    """Longest that one reader waits, whatever its FILL_TIMEOUT asks."""
+
     fill_wait: float = 1.0
     """How long a fill stream may stay out behind SUBSCRIBE_OK before a FETCH replaces it."""
 
@@ -58,6 +61,12 @@ class RelayLimits:
         for name in ("cache_octets", "max_object_octets", "max_tracks", "max_upstream_fetches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("upstream_linger", "upstream_wait", "fetch_wait", "fill_wait"):
+        for name in (
+            "upstream_linger",
+            "upstream_wait",
+            "fetch_wait",
+            "max_fill_wait",
+            "fill_wait",
+        ):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -15,6 +15,7 @@ from kvcs.moqt.stored import Group
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
 from kvcs.relay.namespaces import Place
+from kvcs.relay.timers import Callback, Timer
 
 MAX_RETRIES = 3
 """Times that a FETCH refused for load is repeated after its Retry Interval."""
@@ -44,8 +45,14 @@ class Waiting:
     parameters: Parameters
     """Its parameters."""
 
-    until: float = 0.0
-    """When it is refused unless it was answered."""
+    timer: Timer | None = None
+    """Refuses it unless it was answered before."""
+
+    def stop_waiting(self) -> None:
+        """It is answered, refused or gone."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +85,9 @@ class Retrieval:
     stream_done: bool = False
     """Whether the data stream ended with FIN."""
 
+    turn: tuple[int, Callback] | None = None
+    """Session and call of a FETCH that waits for its turn there."""
+
     intake: RangeIntake | None = None
     stream_id: int | None = None
     readers: list[RangeSender] = field(default_factory=list)
@@ -91,6 +101,11 @@ class Retrieval:
     def covers(self, location: Location) -> bool:
         """Whether ``location`` lies in the range."""
         return self.start <= location <= self.end
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a reader waits for it, or may still join it."""
+        return not self.readers or any(not reader.closed for reader in self.readers)
 
     def join(self, reader: RangeSender) -> None:
         """Let a reader wait for the range."""

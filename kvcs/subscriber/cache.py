@@ -255,7 +255,8 @@ class Cache:
 
     def verified(self) -> None:
         """An Object was verified; hand out layers that are whole now."""
-        for index in self._ledger.take_ready():
+        ready = self._ledger.take_ready()
+        for index in ready:
             now = self._loop.time()
             if self._first_at is None:
                 self._first_at = now
@@ -264,7 +265,8 @@ class Cache:
             for future in self._waiters.pop(index, ()):
                 if not future.done():
                     future.set_result(tensors)
-        self._check_completion()
+        if ready:  # it costs as much as there are layers: not for every Object
+            self._check_completion()
 
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
         """Objects are owed again: fetch them."""
@@ -339,6 +341,7 @@ class Cache:
             self.failed(exc)
             raise
         self.verified()
+        self._check_completion()
         self._look_soon()
 
     def _segments(self) -> set[int]:

@@ -6,10 +6,12 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 
 import kvcs
+from kvcs.kv import Ledger
 from kvcs.moqt import events
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
@@ -258,6 +260,31 @@ async def test_what_was_whole_stays_usable_when_the_session_ends(files: PemFiles
         assert {run.layer for run in caught.value.missing} == {2, 3}
         assert same(await cache.layer(0), toy)
         await opening.__aexit__(None, None, None)
+
+
+async def test_an_object_costs_the_same_however_many_layers_there_are(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether all layers are there is asked when one became whole, not for each Object."""
+    asked = 0
+    was: Any = Ledger.__dict__["complete"]
+
+    def counting(ledger: Ledger) -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(was.fget(ledger))
+
+    monkeypatch.setattr(Ledger, "complete", property(counting))
+    toy = toy_publication((40,), layers=5)
+    prefix = toy_prefix(40, descriptor=toy.descriptor)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            async with kvcs.Subscriber(client, settings=QUICK).open(prefix) as cache:
+                await put(segment, toy)
+                assert all([same(layer, toy) async for layer in cache])
+                assert cache.report.objects == 400
+    assert 5 <= asked < 60
 
 
 # The order of what is handed to the transport

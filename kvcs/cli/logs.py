@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from enum import StrEnum
+from typing import TextIO
 
 import structlog
+
+from kvcs.cli.output import shown
 
 
 class LogLevel(StrEnum):
@@ -16,6 +20,21 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+def _one_line(
+    logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape what could steer a terminal: aioquic logs reason phrases of peers as its message."""
+    event["event"] = shown(event["event"])
+    return event
+
+
+def _traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    """Write a traceback without local variables, its lines escaped like all that is shown."""
+    lines = io.StringIO()
+    structlog.dev.plain_traceback(lines, exc_info)
+    stream.write("\n".join(map(shown, lines.getvalue().split("\n"))))
 
 
 def configure(level: LogLevel, *, as_json: bool = False) -> None:
@@ -30,6 +49,7 @@ def configure(level: LogLevel, *, as_json: bool = False) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _one_line,
     ]
     structlog.configure(
         processors=[
@@ -48,7 +68,7 @@ def configure(level: LogLevel, *, as_json: bool = False) -> None:
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 # The default shows local variables, which hold keys and tensors.
-                exception_formatter=structlog.dev.plain_traceback,
+                exception_formatter=_traceback,
             )
         ]
     )

@@ -182,6 +182,19 @@ def test_events_are_shown_from_their_level_on(capsys: pytest.CaptureFixture[str]
     assert "\x1b" not in captured.err, "no colours where nobody sees them"
 
 
+def test_nothing_that_a_peer_says_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(logs.LogLevel.INFO)
+    logging.getLogger("quic").error("closed: \x1b[2J\nforged line")
+    try:
+        raise ValueError("a reason \x1b]0;title\x07")
+    except ValueError as exc:
+        get_logger("kvcs.test").error("failed", exc_info=exc, reason="\x9b31m\u202e")
+    shown = capsys.readouterr().err
+    assert "closed: \\x1b[2J\\nforged line" in shown
+    assert "a reason \\x1b]0;title\\x07" in shown
+    assert all(char.isprintable() for line in shown.split("\n") for char in line)
+
+
 def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(logs.LogLevel.INFO, as_json=True)
     get_logger("kvcs.test").info("connected", port=4433)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +22,9 @@ import structlog
 from kvcs.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
+
+WAIT = 30.0
+"""Longest wait for a process to say something, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,7 @@ def logging_as_before() -> Iterator[None]:
 class Process:
     """A `kvcs` command, or another program of this checkout, as a process of its own.
 
-    Leaving its context kills it if it still runs. Waiting for its output is bounded by the test's
-    own time-out.
+    Leaving its context kills it if it still runs. Every wait is bounded by the test's time-out.
 
     Args:
         arguments: what stands behind the program.
@@ -94,8 +96,9 @@ class Process:
         stderr: int | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self._err: IO[bytes] = tempfile.TemporaryFile()
-        self._said = b""
+        self._out = b""
+        self._err = b""
+        self._more = threading.Condition()
         variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
         # Uncompiled, every process would compile a thousand modules again.
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -104,10 +107,19 @@ class Process:
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._err if stderr is None else stderr,
+            stderr=subprocess.PIPE if stderr is None else stderr,
             # A test run in the background ignores SIGINT, and so would whom it starts.
             preexec_fn=_listen_to_sigint,
         )
+        # Read beside everything else: a full pipe would stop the process.
+        self._reader = threading.Thread(target=self._read_stderr, args=(self._process.stderr,))
+        self._reader.start()
+
+    def _read_stderr(self, stream: IO[bytes] | None) -> None:
+        while stream is not None and (octets := os.read(stream.fileno(), 65536)):
+            with self._more:
+                self._err += octets
+                self._more.notify_all()
 
     def __enter__(self) -> Process:
         return self
@@ -121,7 +133,8 @@ class Process:
         if self._process.poll() is None:
             self._process.kill()
         self.end()
-        self._err.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
 
     @property
     def pid(self) -> int:
@@ -132,11 +145,16 @@ class Process:
         """The next event of that name among its ``--lines``."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._said += line
+            self._out += line
             event: dict[str, Any] = json.loads(line)
             if event["event"] == name:
                 return event
         raise AssertionError(f"no {name} before the end: {self.end()}")
+
+    def says(self, text: str) -> None:
+        """Wait until it has said something on standard error."""
+        with self._more:
+            assert self._more.wait_for(lambda: text.encode() in self._err, WAIT), self._err
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -152,11 +170,11 @@ class Process:
         """Wait until it has ended."""
         assert self._process.stdout is not None
         if not self._process.stdout.closed:
-            self._said += self._process.stdout.read()
+            self._out += self._process.stdout.read()
             self._process.stdout.close()
         code = self._process.wait()
-        self._err.seek(0)
-        return Ran(code, self._said.decode(), self._err.read().decode())
+        self._reader.join()
+        return Ran(code, self._out.decode(), self._err.decode())
 
 
 def _listen_to_sigint() -> None:

@@ -222,8 +222,24 @@ def test_a_fetch_that_is_closed_leaves_no_watch() -> None:
         drain(sender)
         assert len(source._watchers) == 1
         sender.close()
+        sender.close()
     assert len(source._watchers) == 0
     assert not source.followed
+
+
+def test_a_fetch_tells_its_order_what_it_passed_and_how_long_it_waited() -> None:
+    source = track(authoritative=False)
+    known(source, 0, 0)
+    sender = fetch(source, SPAN, on_unknown=taker([]))
+    assert sender.group_order is GroupOrder.ASCENDING
+    assert not sender.has_passed(Location(0, 0))
+    assert sender.waited(9.0) == 0.0
+    drain(sender, now=1.0)
+    assert sender.has_passed(Location(0, 0))
+    assert not sender.has_passed(Location(1, 0))
+    assert sender.waited(3.5) == 2.5
+    sender.close()
+    assert sender.has_passed(Location(1, 0))
 
 
 def test_an_object_that_still_arrives_is_sent_as_it_comes_and_reset_if_it_breaks_off() -> None:

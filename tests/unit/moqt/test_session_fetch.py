@@ -290,7 +290,8 @@ def test_a_place_that_moved_while_it_was_waited_for_lets_others_go_first() -> No
 @pytest.mark.parametrize("what", ["fetch", "goaway"])
 def test_who_is_asked_for_an_unknown_run_may_act_on_the_same_session(what: str) -> None:
     source = track(authoritative=False)
-    source.note_largest(at(0, 0))
+    source.begin_fetched(ObjectHeader(0, 0, 0, 0), 0.0)
+    source.note_largest(at(0, 1))
     pair = SessionPair()
     server = pair.server.core
 

@@ -410,18 +410,20 @@ def test_what_comes_behind_an_object_that_broke_off_goes_on_another_stream() -> 
     pair.run()
     header = SubgroupHeader(5, 0, 0, 0, first_object=True)
     stream = source.open_stream(header)
-    stream.begin(ObjectHeader(0, 0, 0, 0, payload_length=4), 0.0).write(memoryview(b"12"))
+    for object_id, octets in ((0, b"1234"), (1, b"12")):
+        fields = ObjectHeader(0, object_id, 0, 0, payload_length=4)
+        stream.begin(fields, 0.0).write(memoryview(octets))
     pair.run()
     pair.server.credit.object_octets = 0
     stream.reset(StreamCode.INTERNAL_ERROR)
-    for object_id, octets in ((1, b"12"), (2, b"1234"), (3, b"1234")):
+    for object_id, octets in ((2, b"12"), (3, b"1234"), (4, b"1234")):
         stream = source.open_stream(header)
         fields = ObjectHeader(0, object_id, 0, 0, payload_length=4)
         stream.begin(fields, 0.0).write(memoryview(octets))
         stream.reset(StreamCode.INTERNAL_ERROR)
     pair.server.credit.object_octets = 1 << 40
     pair.run()
-    assert locations(pair.client.events) == [(0, 2), (0, 3)]
+    assert locations(pair.client.events) == [(0, 0), (0, 3), (0, 4)]
 
 
 def test_a_subgroup_of_which_nothing_passes_opens_no_stream() -> None:

@@ -391,6 +391,27 @@ def test_the_last_one_to_leave_is_told() -> None:
     assert left == ["left"]
 
 
+def test_a_group_that_is_used_is_the_last_to_go_and_one_that_is_not_there_is_quiet() -> None:
+    cache = track(authoritative=False)
+    begin(cache, 0, 0)
+    begin(cache, 1, 0)
+    cache.touch(0)
+    cache.touch(7)
+    assert cache.groups[0].used > cache.groups[1].used
+    cache.end_group(7, 3)
+    assert cache.first_unknown(at(7, 3), at(7, MAX_VI64)) is None
+
+
+def test_an_object_that_left_may_be_forgotten_again() -> None:
+    cache = track(authoritative=False)
+    begin(cache, 0, 0)
+    stored = cache.get(at(0, 0))
+    assert stored is not None
+    cache.evict_group(0)
+    cache.forget(stored)
+    assert cache.octets == 0
+
+
 # What comes twice
 
 

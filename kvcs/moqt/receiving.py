@@ -111,6 +111,8 @@ class DataStreams:
 
     def __init__(self, host: ReceiverHost, limits: EarlyLimits) -> None:
         self._host = host
+        self.heard_at = 0.0
+        """When octets of a data stream came last, in the caller's clock."""
         self._limits = limits
         self._streams: dict[int, _Stream] = {}
         self._aliases: dict[int, list[Expected]] = {}
@@ -188,6 +190,7 @@ class DataStreams:
             False when the stream turns out to be a control stream; nothing is consumed, and
             `pop_head` gives what had come before.
         """
+        self.heard_at = now
         stream = self._streams.get(stream_id)
         if stream is None:
             stream = self._streams[stream_id] = _Stream(stream_id)

@@ -321,17 +321,23 @@ class Requester:
         if not self._check_streams(request):
             self._wait_for_streams(request)
 
-    def _wait_for_streams(self, request: Request) -> None:
+    def _wait_for_streams(self, request: Request, limit: float | None = None) -> None:
+        """Let streams come that PUBLISH_DONE has overtaken, until none has for a while."""
+        session = self._session
+        settings = session.settings
+        until = session.now + settings.stream_wait_limit if limit is None else limit
+
         def expired(now: float) -> None:
             if request.request_id not in self._done:
                 return
-            expected = self._expected[request.request_id]
-            if expected.open_streams:
-                self._wait_for_streams(request)  # they still bring Objects
+            quiet = now - session.data_streams.heard_at >= settings.stream_wait
+            if self._expected[request.request_id].open_streams or (not quiet and now < until):
+                self._wait_for_streams(request, until)
             else:
                 self._subscription_ended(request, every_stream_seen=False)
 
-        self._session.at(self._session.now + self._session.settings.stream_wait, expired)
+        heard = session.data_streams.heard_at + settings.stream_wait
+        session.at(heard if heard > session.now else session.now + settings.stream_wait, expired)
 
     def _check_streams(self, request: Request) -> bool:
         done = self._done[request.request_id]

@@ -67,6 +67,10 @@ class SessionSettings:
     follows a PUBLISH_DONE in the same flight."""
 
     stream_wait: float = 2.0
-    """Seconds that a subscriber waits for streams that PUBLISH_DONE has overtaken."""
+    """Seconds without data of any stream for which a subscriber waits for streams that PUBLISH_DONE
+    has overtaken: on a slow link they queue behind others."""
+
+    stream_wait_limit: float = 30.0
+    """Longest such wait, from PUBLISH_DONE, while data of other streams goes on coming."""
 
     early: EarlyLimits = field(default_factory=EarlyLimits)

@@ -13,6 +13,7 @@ from kvcs.moqt.events import (
     SubscriptionEnded,
 )
 from kvcs.moqt.names import MAX_VI64
+from kvcs.moqt.streams import PaddingHeader
 from kvcs.moqt.wire import MessageReader
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import (
@@ -108,8 +109,23 @@ def test_an_unknown_stream_count_waits_by_time() -> None:
     bench.say(0, m.PublishDone(0x2, MAX_VI64, ""), fin=True)
     bench.advance(1.9)
     bench.uni(stream_of(0, 0), fin=True)
+    bench.advance(1.9)
     assert bench.take(SubscriptionEnded) == []
     bench.advance(0.2)
+    assert bench.take(SubscriptionEnded) == [SubscriptionEnded(0, 0x2, "", False)]
+
+
+def test_publish_done_waits_while_streams_of_others_go_on_and_not_for_ever() -> None:
+    bench = subscriber()
+    bench.say(0, m.PublishDone(0x2, 1, ""), fin=True)
+    padding = bench.uni(PaddingHeader().encode())
+    for _ in range(19):
+        bench.advance(1.5)
+        bench.data(padding, bytes(1))
+        assert bench.take(SubscriptionEnded) == []
+    for _ in range(3):
+        bench.advance(1.5)
+        bench.data(padding, bytes(1))
     assert bench.take(SubscriptionEnded) == [SubscriptionEnded(0, 0x2, "", False)]
 
 

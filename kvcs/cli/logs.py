@@ -22,11 +22,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def _one_line(
+def _printable(
     logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape what could steer a terminal: aioquic logs reason phrases of peers as its message."""
-    event["event"] = shown(event["event"])
+    """Escape what could steer a terminal: reason phrases come from peers."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = shown(value)
     return event
 
 
@@ -49,7 +51,6 @@ def configure(level: LogLevel, *, as_json: bool = False) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _one_line,
     ]
     structlog.configure(
         processors=[
@@ -65,11 +66,12 @@ def configure(level: LogLevel, *, as_json: bool = False) -> None:
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if as_json
         else [
+            _printable,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 # The default shows local variables, which hold keys and tensors.
                 exception_formatter=_traceback,
-            )
+            ),
         ]
     )
     handler = logging.StreamHandler(sys.stderr)

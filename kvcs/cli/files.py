@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import IO
 
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
@@ -58,6 +59,12 @@ def check_target(path: Path) -> None:
         raise FileError(f"{path}: the folder {path.parent} cannot be written to")
 
 
+def note_open_secret(path: Path, file: IO[bytes], output: Output) -> None:
+    """Say so where others than its owner can read the file of a secret."""
+    if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+        output.note(f"{path} can be read by others; chmod 600 keeps it to you")
+
+
 def read_scope(path: Path, output: Output) -> Scope:
     """Read the scope key that `kvcs keygen` wrote.
 
@@ -70,8 +77,7 @@ def read_scope(path: Path, output: Output) -> Scope:
     """
     try:
         with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                output.note(f"{path} can be read by others; chmod 600 keeps it to you")
+            note_open_secret(path, file, output)
             data = file.read(MAX_KEY_FILE_OCTETS + 1)
         if len(data) > MAX_KEY_FILE_OCTETS:
             raise FileError(f"{path}: too long for a scope key of 64 hex characters")

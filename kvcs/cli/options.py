@@ -18,7 +18,7 @@ from kvcs.errors import FileError, UsageError
 from kvcs.kv import Descriptor, Prefix, Scope
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.quic.connection import Connection
-from kvcs.quic.endpoint import connect
+from kvcs.quic.endpoint import connect, token_octets
 
 MAX_TOKEN_FILE_OCTETS = 1 << 27
 """Longest file of token ids that is read."""
@@ -96,7 +96,16 @@ class Peer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
-        """Open the session; see `kvcs.connect`."""
+        """Open the session; see `kvcs.connect`.
+
+        Raises:
+            UsageError: the URL names more than an endpoint, beside what `kvcs.connect` raises.
+        """
+        if "#" in self.url:
+            raise UsageError(
+                f"{self.url!r} names more than an endpoint: leave out what begins with #;"
+                " --publication takes a whole holder URI"
+            )
         token = None if self.token_file is None else read_token(self.token_file)
         async with connect(
             self.url, ca=self.ca, token=token, verify=not self.insecure
@@ -104,23 +113,35 @@ class Peer:
             yield connection
 
 
-def read_token(path: Path) -> str:
-    """Read an authorization token's base64url text.
+def read_token(path: Path) -> bytes:
+    """Read an authorization token, and say so where others can read it too.
 
     Raises:
-        FileError: the file cannot be read, or is too long for a token.
+        FileError: the file cannot be read, or is no token; its content is not repeated.
     """
-    return read_text(path, MAX_TOKEN_OCTETS).strip()
+    text = read_text(path, MAX_TOKEN_OCTETS, is_secret=True)
+    try:
+        [token] = token_octets(text)
+    except UsageError as exc:
+        raise FileError(f"{path}: {exc}") from exc
+    return token
 
 
-def read_text(path: Path, limit: int) -> str:
+def read_text(path: Path, limit: int, *, is_secret: bool = False) -> str:
     """Read a small text file.
+
+    Args:
+        path: the file.
+        limit: most octets that it may have.
+        is_secret: say so where others than its owner can read it.
 
     Raises:
         FileError: it cannot be read, is not ASCII or UTF-8, or longer than ``limit`` octets.
     """
     try:
         with path.open("rb") as file:
+            if is_secret:
+                files.note_open_secret(path, file, Output())
             data = file.read(limit + 1)
         if len(data) > limit:
             raise FileError(f"{path}: longer than {limit} octets")
@@ -147,7 +168,12 @@ def read_prefix(
     if like is not None and tokens is None and descriptor is None:
         return prefix_of(load_kv_file(like, partial=True), scope)
     if like is None and tokens is not None and descriptor is not None:
-        return Prefix(scope, _read_descriptor(descriptor), _read_tokens(tokens))
+        try:
+            return Prefix(scope, _read_descriptor(descriptor), _read_tokens(tokens))
+        except FileError:
+            raise
+        except UsageError as exc:
+            raise FileError(f"{tokens}: {exc}") from exc
     raise UsageError("name the prefix with --like FILE, or with --tokens FILE --descriptor FILE")
 
 

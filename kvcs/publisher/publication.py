@@ -161,7 +161,7 @@ class Publication:
             return
         self.aborted = reason
         self._end(PublishDoneCode.INTERNAL_ERROR, reason[:MAX_REASON], abandoned=True)
-        _log.warning("publication_aborted", publication=self.publication_id.hex(), reason=reason)
+        _log.info("publication_aborted", publication=self.publication_id.hex(), reason=reason)
 
     # Facts
 

@@ -107,6 +107,17 @@ class Descriptor:
     Two ends whose descriptors differ in any member never exchange a cache. All arguments are
     keyword-only.
 
+    Args:
+        model: name of the model.
+        layers: layers of the whole model.
+        kv_heads: KV heads per layer, before any tensor-parallel split.
+        head_dim: elements per head of K.
+        dtype: float16, bfloat16, float32, float8_e4m3fn, float8_e5m2, int8 or uint8.
+        block_tokens: tokens per block; only whole blocks are published.
+        weights: fingerprint of the weights, or `UNPINNED`; it must be given.
+        v_head_dim: elements per head of V; ``head_dim`` by default, 0 for latent attention.
+        extra: whatever else changes the tensors' meaning, strings or integers by name.
+
     Raises:
         UsageError: a member is missing, of the wrong type or out of bounds; the message names it.
     """

@@ -111,9 +111,13 @@ class Publisher:
         Args:
             prefix: whose cache is produced.
             first_segment_blocks: blocks of segment 0, which names the publication; all by
-                default. Chunked prefill publishes each pass as a segment.
+                default. Chunked prefill publishes each pass as a segment. Consumers then find it
+                by a prefix of these blocks, and of all blocks only if they name the publication.
             deterministic: the promise that any publication of this content has bit-identical
                 Objects.
+
+        Yields:
+            The `Publication`; its `segment()` takes the layers.
 
         Raises:
             RequestError: every session refused the announcement.

@@ -99,10 +99,11 @@ class Segment:
 
         Args:
             layer: the model's layer index; layers come in order, each once.
-            k: keys, [tokens, kv_heads, head_dim] of the descriptor's dtype, all blocks of the
-                segment and nothing beyond; numpy, or anything that shares host memory. The joint
-                tensor where the model has latent attention.
-            v: values, [tokens, kv_heads, v_head_dim]; left out for latent attention.
+            k: keys, [segment.tokens, kv_heads, head_dim] of the descriptor's dtype: all blocks of
+                the segment and nothing beyond, so a prompt's last tokens that fill no block are
+                cut off by ``k[:segment.tokens]``; numpy, or anything that shares host memory. The
+                joint tensor where the model has latent attention.
+            v: values, [segment.tokens, kv_heads, v_head_dim]; left out for latent attention.
             lend: keep views instead of copies: the arrays must stay unchanged until the
                 publication is closed, and be C-contiguous.
 

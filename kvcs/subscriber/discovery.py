@@ -213,4 +213,8 @@ class Discovery:
             )
         if followers:
             return PublicationNotFound("a publication was announced, but its manifest never came")
-        return PublicationNotFound("no publication of the prefix is announced", absent=True)
+        return PublicationNotFound(
+            "no publication of the prefix is announced; it is found by equal scope key, descriptor"
+            " and whole blocks of tokens, no more and no fewer",
+            absent=True,
+        )

@@ -113,7 +113,8 @@ class Subscriber:
         The manifest is read and held to the prefix before any data track is asked for.
 
         Args:
-            prefix: the consumer's own tokens, descriptor and scope.
+            prefix: the consumer's own tokens, descriptor and scope. A publication is found when its
+                first segment has just these blocks; one that has more or fewer has another name.
             deadline: seconds from now to the last layer; by default 30 or twice the estimate of
                 recomputing, whichever is longer.
             wait: seconds to wait for a publication to appear; up to the deadline by default, 0

@@ -111,9 +111,9 @@ def _certificate_error(ending: Ending, target: str, expired: bool) -> Certificat
     if expired or "expired" in reason:
         advice = "renew it, or check this machine's clock"
     elif "match" in reason or "subjectAltName" in reason:
-        advice = "connect by a name that it carries, or pass that as server_name"
+        advice = "connect by a name that it carries, or give it this one (kvcs certs --name)"
     else:
-        advice = "pass as ca the authority that signed it"
+        advice = "pass as ca (--ca) the authority that signed it"
     return CertificateError(f"the certificate of {target} does not verify ({reason}); {advice}")
 
 

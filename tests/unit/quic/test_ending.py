@@ -53,7 +53,7 @@ def test_silence_is_named() -> None:
     [
         (45, "Certificate is no longer valid", "renew it"),
         (42, "certificate has expired", "renew it"),
-        (42, "hostname 'a' doesn't match 'b'", "server_name"),
+        (42, "hostname 'a' doesn't match 'b'", "by a name that it carries"),
         (42, "self-signed certificate", "pass as ca"),
         (42, "unable to get local issuer certificate", "pass as ca"),
     ],

@@ -150,7 +150,7 @@ async def _retrieve(
         differences = "; ".join(prefix.descriptor.differences(expected.descriptor))
         raise FileError(f"{compare}: another descriptor: {differences}")
     received: dict[int, tuple[Any, Any]] = {}
-    equal = True
+    differing: list[int] = []
     async with peer.connect() as session:
         subscriber = Subscriber(session)
         async with subscriber.open(
@@ -167,8 +167,10 @@ async def _retrieve(
                 with output.progress("layers verified", len(cache.layers)) as step:
                     async for layer in cache:
                         received[layer.index] = (layer.k, layer.v)
-                        if expected is not None:
-                            equal = equal and _same(layer, expected.layers.get(layer.index))
+                        if expected is not None and not _same(
+                            layer, expected.layers.get(layer.index)
+                        ):
+                            differing.append(layer.index)
                         told.event("layer_verified", layer=layer.index)
                         step.advance()
             except PublicationAborted as exc:
@@ -180,10 +182,15 @@ async def _retrieve(
         save_kv_file(out, prefix.descriptor, prefix.token_ids[:count], received)
         document["file"] = str(out)
     if expected is not None:
-        document["equal"] = equal
+        document["equal"] = not differing
     _show(output, document, told)
-    if not equal:
-        raise FileError(f"{compare}: the cache that was received differs from it")
+    if expected is not None and differing:
+        first = differing[0]
+        lacks = "" if first in expected.layers else ", which it lacks"
+        raise FileError(
+            f"{compare}: {len(differing)} of {len(received)} layers that were received differ from"
+            f" it, the first is layer {first}{lacks}"
+        )
 
 
 def _same(layer: LayerTensors, expected: tuple[Any, Any] | None) -> bool:

@@ -25,6 +25,13 @@ MANIFEST_VERSION: Final = 1
 MAX_COMPAT_DEPTH: Final = 16
 """Deepest nesting in a ``compat`` object."""
 
+FREE_VALUES: Final = 2**18
+"""Values that a manifest may have however short they are: most are digests of 64 digits."""
+
+OCTETS_A_VALUE: Final = 32
+"""Beyond `FREE_VALUES` there is one for so many octets. Short integers by the million would cost 20
+times their text, and hold up the whole process while they are parsed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestLimits:
@@ -59,7 +66,12 @@ def parse_manifest(data: Octets, limits: ManifestLimits = DEFAULT_LIMITS) -> Man
             other. The message names the member.
     """
     try:
-        value = strict_json.load(data, max_octets=limits.octets, max_containers=limits.containers)
+        value = strict_json.load(
+            data,
+            max_octets=limits.octets,
+            max_containers=limits.containers,
+            max_values=FREE_VALUES + len(data) // OCTETS_A_VALUE,
+        )
     except UsageError as exc:
         raise PublicationError(f"manifest: {exc}") from exc
     if not isinstance(value, dict):

@@ -35,7 +35,13 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def load(data: Octets, *, max_octets: int, max_containers: int = MAX_CONTAINERS) -> Json:
+def load(
+    data: Octets,
+    *,
+    max_octets: int,
+    max_containers: int = MAX_CONTAINERS,
+    max_values: int | None = None,
+) -> Json:
     """Parse one JSON text in UTF-8.
 
     Args:
@@ -43,10 +49,11 @@ def load(data: Octets, *, max_octets: int, max_containers: int = MAX_CONTAINERS)
         max_octets: longest text that is parsed at all.
         max_containers: most arrays and objects, counted by their opening brackets, also those
             that stand inside strings.
+        max_values: most values, counted by their commas likewise; no limit where None.
 
     Raises:
-        UsageError: too long, too many containers or too deeply nested, not UTF-8, not JSON, a
-            float, or a duplicate member.
+        UsageError: too long, too many containers or values, too deeply nested, not UTF-8, not JSON,
+            a float, or a duplicate member.
     """
     view = memoryview(data)
     if view.nbytes > max_octets:
@@ -55,6 +62,8 @@ def load(data: Octets, *, max_octets: int, max_containers: int = MAX_CONTAINERS)
     containers = octets.count(b"[") + octets.count(b"{")
     if containers > max_containers:
         raise UsageError(f"JSON text with {containers} arrays and objects, limit {max_containers}")
+    if max_values is not None and (values := octets.count(b",") + 1) > max_values:
+        raise UsageError(f"JSON text with {values} values, limit {max_values}")
     try:
         value: Json = json.loads(
             octets.decode("utf-8"),

@@ -10,6 +10,7 @@ import pytest
 
 from kvcs.errors import PublicationError
 from kvcs.kv import DataTrack, ManifestLimits, ManifestWriter, check_succession, parse_manifest
+from kvcs.kv.manifest_json import FREE_VALUES, OCTETS_A_VALUE
 from tests.unit.kv.toy import toy_descriptor
 
 LAYERS, BLOCKS = 80, 8_192
@@ -69,3 +70,19 @@ def test_hostile_text_costs_a_bounded_multiple_of_its_size(piece: bytes) -> None
     finally:
         tracemalloc.stop()
     assert peak < 32 * len(text) + 2**20
+
+
+def test_short_values_by_the_million_are_refused_before_they_are_parsed() -> None:
+    text = b"[" + b"1," * 2**24 + b"0]"
+    begin = perf_counter()
+    with pytest.raises(PublicationError, match="16777217 values, limit"):
+        parse_manifest(text)
+    assert perf_counter() - begin < 1
+
+
+def test_a_list_of_digests_alone_stays_far_below_the_limit_of_values() -> None:
+    octets = written(4).to_json_bytes()
+    limit = FREE_VALUES + len(octets) // OCTETS_A_VALUE
+    assert octets.count(b",") * 4 < limit
+    assert octets.count(b",") * 1.9 < len(octets) // OCTETS_A_VALUE
+    parse_manifest(octets)

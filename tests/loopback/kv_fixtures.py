@@ -98,6 +98,10 @@ class Wire:
             self.events.append(event)
         self._more.set()
 
+    def look(self) -> None:
+        """Let `until` look at its condition, which something else may have made true."""
+        self._more.set()
+
     def clear(self) -> None:
         """Forget everything so far."""
         for table in (self.asked, self.events, self.got, self._names):

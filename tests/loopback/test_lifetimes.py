@@ -99,6 +99,7 @@ async def test_a_hundred_retrievals_cancelled_at_any_moment_leave_nothing(
                     stage[0] = "reading"
                     await cache.layer(1)
                     stage[0] = "waiting"
+                    wire.look()
                     await cache.layer(3)
 
             async def cancelled_somewhere(number: int) -> None:
@@ -106,9 +107,7 @@ async def test_a_hundred_retrievals_cancelled_at_any_moment_leave_nothing(
                 options: dict[str, Any] = chance.choice(({}, {"layers": (1, 3), "blocks": 2}))
                 task = asyncio.create_task(cycle(stage, **options))
                 events = 0 if chance.random() < 0.1 else chance.randrange(60)
-                async with asyncio.timeout(5):
-                    while len(wire.events) < events and stage[0] != "waiting":
-                        await turns(1)
+                await wire.until(lambda: len(wire.events) >= events or stage[0] == "waiting")
                 await turns(chance.randrange(5))
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):

@@ -56,14 +56,16 @@ class Child:
         """The next event of that name.
 
         Raises:
-            ChildFailed: the process ended instead.
-            TimeoutError: the event did not come in time.
+            ChildFailed: the process ended instead, or the event did not come in time.
         """
-        async with asyncio.timeout(seconds):
-            while True:
-                event = await self.next_event()
-                if event["event"] == name:
-                    return event
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    event = await self.next_event()
+                    if event["event"] == name:
+                        return event
+        except TimeoutError:
+            raise ChildFailed(f"the {self._name} was not {name} within {seconds:g} s") from None
 
     async def watch(
         self, layer_event: str, times: dict[int, float], last: str | None = None

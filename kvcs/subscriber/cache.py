@@ -26,6 +26,7 @@ from kvcs.subscriber.reception import Reception
 from kvcs.subscriber.reception import Retrieve as Retrieve
 from kvcs.subscriber.report import CacheProgress, CacheReport
 from kvcs.subscriber.settings import SubscriberSettings
+from kvcs.subscriber.silence import Silence
 
 _log = get_logger("kvcs.subscriber")
 
@@ -83,8 +84,8 @@ class Cache:
         self._closed = False
         self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
         self._completion: asyncio.Future[None] = self._loop.create_future()
-        self._stall: asyncio.TimerHandle | None = None
-        self._octets_at_stall = -1
+        self._end = Silence(self._reception, settings.stall, self._nothing_more, self._at_end)
+        self._quiet = Silence(self._reception, settings.quiet, self._lacks_listed, self._at_quiet)
         self._recovery = Recovery(self, settings)
         self._deadline = self._loop.call_at(deadline_at, self._deadline_passed)
         self._deadline_seconds = deadline_at - opened_at
@@ -235,9 +236,9 @@ class Cache:
         self._recovery.stop()
         self._follower.stop()
         self._reception.cancel()
-        for handle in (self._stall, self._deadline):
-            if handle is not None:
-                handle.cancel()
+        self._end.stop()
+        self._quiet.stop()
+        self._deadline.cancel()
         if self._error is None:
             self._error = self._incomplete("the cache was closed")
         self._release_waiters(self._error)
@@ -249,7 +250,7 @@ class Cache:
         if error is not None:
             self.failed(error)
         elif self._follower.ended:
-            self._look_soon()
+            self._end.listen()
 
     # Taker: what receivers tell
 
@@ -282,7 +283,7 @@ class Cache:
 
     def track_changed(self, track: DataTrack) -> None:
         """Less comes of itself on a track than before: look what lacks."""
-        self._look_soon()
+        self._end.listen()
 
     def failed(self, error: KvcsError) -> None:
         """The retrieval cannot go on: every waiter is told, now."""
@@ -322,7 +323,7 @@ class Cache:
 
     def recovered(self) -> None:
         """What was lost is there: look whether that was all."""
-        self._look_soon()
+        self._end.listen()
 
     def recovery_failed(self, reason: str) -> None:
         """Recovery used its time up."""
@@ -342,7 +343,8 @@ class Cache:
             raise
         self.verified()
         self._check_completion()
-        self._look_soon()
+        self._end.listen()
+        self._quiet.listen()
 
     def _segments(self) -> set[int]:
         return {track.segment for track in self._ledger.tracks}
@@ -373,24 +375,19 @@ class Cache:
             self._recovery.stop()
             self._deadline.cancel()
 
-    def _look_soon(self) -> None:
-        """Look what lacks after a short silence, if nothing more comes of itself."""
-        if self._closed or self._error is not None or self._is_complete():
-            return
-        if self._stall is None and self._nothing_more():
-            self._octets_at_stall = self._reception.octets
-            self._stall = self._loop.call_later(self._settings.stall, self._look)
+    def _is_over(self) -> bool:
+        return self._closed or self._error is not None or self._is_complete()
 
-    def _look(self) -> None:
-        self._stall = None
-        reception = self._reception
-        if reception.open_streams or reception.octets != self._octets_at_stall:
-            self._look_soon()  # it still comes
-            return
-        if self._closed or self._error is not None or self._is_complete():
-            return
-        if not self._nothing_more():
-            return
+    def _nothing_more(self) -> bool:
+        """Whether something lacks, and nothing more comes of itself: no Object, no segment."""
+        if self._is_over():
+            return False
+        if self._ledger.covered < self._ledger.blocks and not self._follower.ended:
+            return False
+        return not self._reception.anything_comes(self.manifest)
+
+    def _at_end(self) -> None:
+        """Everything has ended, and a short silence has passed: what lacks is lost."""
         for track in self._ledger.tracks:
             self.lost(track, EVERYTHING, "the track ended before every object came")
         covered, blocks = self._ledger.covered, self._ledger.blocks
@@ -399,11 +396,19 @@ class Cache:
         elif self._ledger.whole:
             self._recovery.bound("no manifest called the segments complete")
 
-    def _nothing_more(self) -> bool:
-        """Whether nothing more comes of itself: no Object, and no further segment."""
-        if self._ledger.covered < self._ledger.blocks and not self._follower.ended:
-            return False
-        return not self._reception.anything_comes(self.manifest)
+    def _lacks_listed(self) -> bool:
+        """Whether Objects lack that the newest manifest lists: they have been published."""
+        return not self._is_over() and any(
+            self._recovery.lacks(track, span)
+            for track, span in self._reception.listed(self.manifest)
+        )
+
+    def _at_quiet(self) -> None:
+        """What was published does not come, and no stream has said why: one that is reset before
+        its first octet arrives cannot be told from one that was never opened."""
+        for track, span in self._reception.listed(self.manifest):
+            self._recovery.doubted(track, span, "listed objects did not come")
+        self._quiet.listen()
 
     def _incomplete(self, reason: str) -> CacheIncomplete:
         return CacheIncomplete(reason, self.missing, self.usable_tokens)

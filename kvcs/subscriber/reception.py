@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from kvcs.kv import DataTrack, Ledger, Manifest, SegmentEntry
-from kvcs.moqt.names import Location, TrackNamespace
+from kvcs.moqt.intervals import FIRST
+from kvcs.moqt.names import MAX_VI64, Location, TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
-from kvcs.recovery import EVERYTHING
+from kvcs.recovery import EVERYTHING, Span
 from kvcs.subscriber.receiver import Taker, TrackReceiver
 from kvcs.subscriber.requests import TrackRequests, choose_tracks
 
@@ -105,6 +107,13 @@ class Reception:
     def anything_comes(self, manifest: Manifest) -> bool:
         """Whether that is so for any track."""
         return any(self.comes_of_itself(track, manifest) for track in self._receivers)
+
+    def listed(self, manifest: Manifest) -> Iterator[tuple[DataTrack, Span]]:
+        """For each track, the layers whose Objects a manifest lists."""
+        for track in self._receivers:
+            groups = manifest.segments[track.segment].object_digests.get(track, ())
+            if groups:
+                yield track, Span(FIRST, Location(len(groups) - 1, MAX_VI64))
 
     @property
     def octets(self) -> int:

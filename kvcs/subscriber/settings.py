@@ -38,6 +38,10 @@ class SubscriberSettings:
     stall: float = 0.3
     """Silence after the last sign of an end before what lacks is fetched again."""
 
+    quiet: float = 2.0
+    """Silence after which Objects that the manifest lists are asked for, though nothing has told
+    that they are lost."""
+
     retry_pause: float = 0.05
     """Pause before the second try of a fetch in recovery; doubles up to 16 times itself."""
 
@@ -51,6 +55,7 @@ class SubscriberSettings:
             "least_recovery",
             "listen",
             "stall",
+            "quiet",
             "retry_pause",
         ):
             if not getattr(self, name) > 0:

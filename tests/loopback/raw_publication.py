@@ -72,6 +72,8 @@ class RawPublication:
         """FETCHes that are accepted and taken back at once, from the next one on."""
         self.reset_fills: int | None = None
         """Code with which a fill is reset where something is unknown."""
+        self.reset_at_once = False
+        """Whether it is reset before anything of it is sent."""
         self.connections: list[Connection] = []
         self._versions = 0
 
@@ -206,7 +208,10 @@ class RawPublication:
     def _unknown(self, sender: RangeSender, run: UnknownRun) -> bool:
         if self.reset_fills is None:
             return False
-        asyncio.get_running_loop().call_soon(sender.fail, self.reset_fills)
+        if self.reset_at_once:
+            sender.fail(self.reset_fills)
+        else:
+            asyncio.get_running_loop().call_soon(sender.fail, self.reset_fills)
         return True
 
     # Faults that no Track would let through

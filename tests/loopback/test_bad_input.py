@@ -97,6 +97,7 @@ async def test_arguments_out_of_bounds_are_refused_before_anything_is_asked(
         {"least_recovery": -1.0},
         {"listen": 0.0},
         {"stall": 0.0},
+        {"quiet": 0.0},
         {"retry_pause": 0.0},
         {"recompute_per_1k_tokens": 0.0},
         {"max_candidates": 0},

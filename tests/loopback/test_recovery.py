@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -318,6 +318,41 @@ async def test_a_fill_that_is_reset_costs_what_it_owed_and_no_later_layer(
         raw.manifest()
         await it.all_layers()
         assert it.fetched == [("k.raw.s0", LocationFilter.absolute_range(1, 1, 1, 2))]
+
+
+async def test_a_fill_of_which_nothing_is_ever_heard_is_fetched(files: PemFiles) -> None:
+    """A reset that overtakes a stream's first octets leaves nothing to tell whose it was."""
+    raw = RawPublication(toy_publication())
+    raw.live[K0] = raw.track(b"k.raw.s0", authoritative=False)
+    raw.reset_fills, raw.reset_at_once = 0x9, True
+    raw.layer(0, {(K0, 0): None})
+    raw.manifest(layers=1)
+    settings = replace(HASTY, quiet=0.1)
+    async with opened(files, raw, settings) as it:
+        assert same(await it.cache.layer(0), raw.toy)
+        (wanted,) = {chosen for name, chosen in it.fetched}
+        assert wanted == LocationFilter.absolute_range(0, 0, 0, 2)
+        # It was a doubt, not a loss: the producer may take its time.
+        await longer_than_recovery(it, files)
+        raw.layers(1, 2, 3)
+        raw.end()
+        raw.manifest()
+        await it.all_layers()
+
+
+async def test_listed_objects_that_exist_nowhere_yet_are_waited_for(files: PemFiles) -> None:
+    """A relay that is slow to bring what the manifest promises is no loss."""
+    raw = RawPublication(toy_publication())
+    raw.manifest(raw.toy.writer(complete=False).to_json_bytes())
+    settings = replace(HASTY, quiet=0.02)
+    async with opened(files, raw, settings) as it:
+        await it.follow()
+        await it.wire.until(lambda: len(it.wire.of(events.RequestRefused)) >= 5)
+        await longer_than_recovery(it, files)
+        raw.layers(*ALL)
+        raw.end()
+        raw.manifest()
+        await it.all_layers()
 
 
 # Gaps

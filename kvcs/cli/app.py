@@ -15,7 +15,11 @@ from kvcs.cli.failures import ExitCode, report
 app = typer.Typer(
     name="kvcs",
     help="KV caches of language models over Media over QUIC Transport.",
+    epilog="Exit codes: 0; 1 a fault of kvcs; 2 bad input, unreachable, not found or refused;"
+    " 3 the cache stayed incomplete; 130 Ctrl-C; 143 SIGTERM.",
     pretty_exceptions_enable=False,
+    # A framed help cuts long options off on narrow terminals.
+    rich_markup_mode=None,
 )
 
 for group in (keygen, certs, inspect, relay, publish, retrieve, listing, demo):

@@ -24,27 +24,41 @@ def register(app: typer.Typer) -> None:
     @command(app, "certs")
     def certs(
         output: Output,
-        out: Annotated[Path, typer.Option("--out", help="Folder to write to; made if missing.")],
+        out: Annotated[
+            Path, typer.Option("--out", metavar="FOLDER", help="Where to; made if missing.")
+        ],
         names: Annotated[
             list[str] | None,
-            typer.Option("--name", help="DNS name or address of the server; repeat it for more."),
+            typer.Option(
+                "--name",
+                metavar="NAME",
+                help="DNS name or address of the server; repeat it for more.",
+            ),
         ] = None,
         server: Annotated[
             str,
-            typer.Option("--server", help="Prefix of the server's files, for several servers."),
+            typer.Option(
+                "--server",
+                metavar="PREFIX",
+                help="Prefix of the server's files, for several servers.",
+            ),
         ] = "",
         days: Annotated[
-            int, typer.Option("--days", min=1, max=MAX_DAYS, help="How long they are valid.")
+            int,
+            typer.Option(
+                "--days", min=1, max=MAX_DAYS, metavar="DAYS", help="How long they are valid."
+            ),
         ] = 90,
         force: Annotated[
             bool,
             typer.Option("--force", help="Replace the server's files, and an authority past use."),
         ] = False,
     ) -> None:
-        """Make certificates for development: ca.pem, cert.pem, key.pem and ca-key.pem.
+        """Make certificates for development.
 
-        A CA that is in the folder already signs the new server certificate, so that clients that
-        trust ca.pem trust each server made here. Private keys are readable by you alone.
+        They are ca.pem, cert.pem, key.pem and ca-key.pem. A CA that is in the folder already signs
+        the new server certificate, so that clients that trust ca.pem trust each server made here.
+        Private keys are readable by you alone.
         """
         document = make_certificates(
             out, tuple(names or DEFAULT_NAMES), server=server, days=days, force=force

@@ -19,6 +19,7 @@ from kvcs.cli.certs import make_certificates
 from kvcs.cli.children import ChildFailed, run_child
 from kvcs.cli.files import write_file
 from kvcs.cli.frame import command
+from kvcs.cli.options import seconds
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import FileError
 from kvcs.kv import UNPINNED, Descriptor
@@ -53,16 +54,25 @@ def register(app: typer.Typer) -> None:
     async def demo(
         output: Output,
         file: Annotated[
-            Path | None, typer.Option("--file", help="KV cache file; a real prompt's by default.")
+            Path | None,
+            typer.Option(
+                "--file", metavar="FILE", help="KV cache file; a real prompt's by default."
+            ),
         ] = None,
         pace: Annotated[
             float,
             typer.Option(
-                "--pace", min=0.0, max=1.0, help="Seconds between layers of the producer."
+                "--pace",
+                parser=seconds,
+                metavar="SECONDS",
+                help="Time between layers of the producer.",
             ),
         ] = 0.03,
     ) -> None:
-        """Stream a KV cache from a producer through a relay to a consumer, and compare it."""
+        """Stream a KV cache through a relay and compare both ends.
+
+        Producer, relay and consumer are processes of their own on this machine.
+        """
         with tempfile.TemporaryDirectory(prefix="kvcs-demo-") as folder:
             cache = _cache(output, file, Path(folder))
             timeline = Timeline()

@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option(
                 "--scope-key-file",
+                metavar="FILE",
                 help="Scope key: what a file is called in the scope, whether a URI is of it.",
             ),
         ] = None,

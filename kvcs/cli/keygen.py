@@ -22,9 +22,14 @@ def register(app: typer.Typer) -> None:
     @command(app, "keygen")
     def keygen(
         output: Output,
-        out: Annotated[Path, typer.Option("--out", help="File to write; one that is there stays.")],
+        out: Annotated[
+            Path, typer.Option("--out", metavar="FILE", help="Where to; one that is there stays.")
+        ],
     ) -> None:
-        """Make a scope key: the secret that members of a scope share (64 hex characters)."""
+        """Make a scope key, the secret that members of a scope share.
+
+        It is a file of 64 hex characters that only you can read.
+        """
         key = secrets.token_bytes(SCOPE_KEY_OCTETS)
         write_file(out, key.hex().encode("ascii") + b"\n", private=True)
         scope_id = KVCS_SCHEME.scope_id(Scope(key)).hex()

@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
     ) -> None:
-        """List publications of a scope, or of one prefix where one is named."""
+        """List the publications of a scope, or of one prefix."""
         wanted: Prefix | bytes
         if like is None and tokens is None and descriptor is None:
             wanted = KVCS_SCHEME.scope_id(files.read_scope(scope_key_file, output))

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Annotated
 
@@ -27,19 +28,37 @@ MAX_TOKEN_OCTETS = 1 << 16
 """Longest authorization token file."""
 
 MAX_SECONDS = 1e9
-"""Longest time that an option takes, some thirty years; infinity would not fit a message."""
+"""Longest time that an option takes, some thirty years: infinity would not fit a message."""
+
+
+def seconds(text: str) -> float:
+    """Read a time; Typer's own bounds let "nan" pass.
+
+    Raises:
+        typer.BadParameter: it is no number, or negative, or endless.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not 0 <= value <= MAX_SECONDS:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds")
+    return value
+
 
 RelayOption = Annotated[
-    str, typer.Option("--relay", help="Relay or publisher, moqt://host:port/path.")
+    str, typer.Option("--relay", metavar="URL", help="Relay or publisher, moqt://HOST:PORT.")
 ]
 ScopeKeyOption = Annotated[
-    Path, typer.Option("--scope-key-file", help="Scope key; `kvcs keygen` makes one.")
+    Path,
+    typer.Option("--scope-key-file", metavar="FILE", help="Scope key; `kvcs keygen` makes one."),
 ]
 CaOption = Annotated[
-    Path | None, typer.Option("--ca", help="PEM file of the authorities to trust.")
+    Path | None, typer.Option("--ca", metavar="FILE", help="PEM file of the authorities to trust.")
 ]
 TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", help="Authorization token, base64url.")
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="Authorization token, base64url."),
 ]
 InsecureOption = Annotated[
     bool,
@@ -47,41 +66,45 @@ InsecureOption = Annotated[
 ]
 LikeOption = Annotated[
     Path | None,
-    typer.Option("--like", help="KV cache file whose tokens and descriptor name the prefix."),
+    typer.Option(
+        "--like", metavar="FILE", help="KV cache file whose tokens and descriptor name the prefix."
+    ),
 ]
 TokensOption = Annotated[
-    Path | None, typer.Option("--tokens", help="Token ids: a JSON array, or integers.")
+    Path | None,
+    typer.Option("--tokens", metavar="FILE", help="Token ids: a JSON array, or integers."),
 ]
 DescriptorOption = Annotated[
-    Path | None, typer.Option("--descriptor", help="Compatibility Descriptor, JSON.")
+    Path | None,
+    typer.Option("--descriptor", metavar="FILE", help="Compatibility Descriptor, JSON."),
 ]
 DeadlineOption = Annotated[
     float | None,
     typer.Option(
         "--deadline",
-        min=0.0,
-        max=MAX_SECONDS,
-        help="Seconds to the last layer; 30 or twice the recomputing estimate by default.",
+        parser=seconds,
+        metavar="SECONDS",
+        help="Time to the last layer; 30 or twice the recomputing estimate by default.",
     ),
 ]
 ManifestDeadlineOption = Annotated[
     float | None,
     typer.Option(
-        "--deadline", min=0.0, max=MAX_SECONDS, help="Seconds to the manifest; 10 by default."
+        "--deadline", parser=seconds, metavar="SECONDS", help="Time to the manifest; 10 by default."
     ),
 ]
 WaitOption = Annotated[
     float | None,
     typer.Option(
         "--wait",
-        min=0.0,
-        max=MAX_SECONDS,
-        help="Seconds to wait for a publication; up to the deadline.",
+        parser=seconds,
+        metavar="SECONDS",
+        help="How long to wait for a publication; up to the deadline.",
     ),
 ]
 LinesOption = Annotated[
     bool,
-    typer.Option("--lines", help="One JSON object a line: each layer as it happens, the result."),
+    typer.Option("--lines", help="Print what happens, and the result, as one JSON object a line."),
 ]
 
 

@@ -14,7 +14,6 @@ from kvcs.cli import files
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
-    MAX_SECONDS,
     CaOption,
     InsecureOption,
     LinesOption,
@@ -23,6 +22,7 @@ from kvcs.cli.options import (
     TokenOption,
     parse_address,
     prefix_of,
+    seconds,
 )
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import ConnectionClosed, UsageError
@@ -38,20 +38,25 @@ def register(app: typer.Typer) -> None:
     @command(app, "publish")
     async def publish(
         output: Output,
-        file: Annotated[Path, typer.Argument(help="KV cache file (safetensors).")],
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="KV cache file (safetensors).")],
         scope_key_file: ScopeKeyOption,
         relay: Annotated[
-            str | None, typer.Option("--relay", help="Relay, moqt://host:port/path.")
+            str | None,
+            typer.Option("--relay", metavar="URL", help="Where to publish, moqt://HOST:PORT."),
         ] = None,
         bind: Annotated[
             str | None,
-            typer.Option("--serve", help="Listen on HOST:PORT instead, for consumers to come."),
+            typer.Option(
+                "--serve", metavar="HOST:PORT", help="Listen there instead, for consumers to come."
+            ),
         ] = None,
         cert: Annotated[
-            Path | None, typer.Option("--cert", help="With --serve: certificate chain, PEM.")
+            Path | None,
+            typer.Option("--cert", metavar="FILE", help="With --serve: certificate chain, PEM."),
         ] = None,
         key: Annotated[
-            Path | None, typer.Option("--key", help="With --serve: its private key, PEM.")
+            Path | None,
+            typer.Option("--key", metavar="FILE", help="With --serve: its private key, PEM."),
         ] = None,
         ca: CaOption = None,
         token_file: TokenOption = None,
@@ -60,27 +65,27 @@ def register(app: typer.Typer) -> None:
             float | None,
             typer.Option(
                 "--retain",
-                min=0.0,
-                max=MAX_SECONDS,
-                help="Seconds to stay when all is published; else until interrupted.",
+                parser=seconds,
+                metavar="SECONDS",
+                help="How long to stay when all is published; until interrupted by default.",
             ),
         ] = None,
         retention: Annotated[
             float,
             typer.Option(
                 "--retention",
-                min=0.001,
-                max=MAX_SECONDS,
-                help="Seconds that relays may keep the cache.",
+                parser=seconds,
+                metavar="SECONDS",
+                help="How long relays may keep the cache.",
             ),
         ] = 3600.0,
         pace: Annotated[
             float,
             typer.Option(
                 "--pace",
-                min=0.0,
-                max=MAX_SECONDS,
-                help="Seconds between layers, as if they were computed.",
+                parser=seconds,
+                metavar="SECONDS",
+                help="Time between layers, as if they were computed.",
             ),
         ] = 0.0,
         lines: LinesOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from kvcs.cli.output import Output
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import Relay, RelaySettings
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.stats import RelayStats
 
 MIB = 2**20
 
@@ -24,13 +26,19 @@ def register(app: typer.Typer) -> None:
     @command(app, "relay")
     async def relay(
         output: Output,
-        cert: Annotated[Path, typer.Option("--cert", help="Certificate chain, PEM.")],
-        key: Annotated[Path, typer.Option("--key", help="Its private key, PEM.")],
+        cert: Annotated[
+            Path, typer.Option("--cert", metavar="FILE", help="Certificate chain, PEM.")
+        ],
+        key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Its private key, PEM.")],
         bind: Annotated[
-            str, typer.Option("--bind", help="HOST:PORT to listen on; port 0 takes a free one.")
+            str,
+            typer.Option(
+                "--bind", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one."
+            ),
         ] = f"127.0.0.1:{RELAY_PORT}",
         cache_mib: Annotated[
-            int, typer.Option("--cache-mib", min=1, help="Memory for cached Objects, MiB.")
+            int,
+            typer.Option("--cache-mib", min=1, metavar="MIB", help="Memory for cached Objects."),
         ] = 4096,
         allow_anyone: Annotated[
             bool,
@@ -40,7 +48,11 @@ def register(app: typer.Typer) -> None:
         ] = False,
         lines: LinesOption = False,
     ) -> None:
-        """Run a relay until interrupted: each cache crosses it once, however many consumers."""
+        """Run a relay until interrupted.
+
+        Each cache crosses it once, however many consumers there are. With --json or --lines its
+        counters are printed when it ends.
+        """
         host, port = parse_address(bind, RELAY_PORT)
         settings = RelaySettings(
             host=host,
@@ -55,4 +67,16 @@ def register(app: typer.Typer) -> None:
             told.event("listening", url=running.url)
             if not lines:
                 output.note(f"relay listening on {running.url}")
-            await running.closed()
+            try:
+                await running.closed()
+            finally:
+                _show(output, running.stats, told)
+
+
+def _show(output: Output, stats: RelayStats, told: Lines) -> None:
+    """Tell what the relay did, to programs: who stops it by hand sees its log."""
+    document = asdict(stats)
+    if told.wanted:
+        told.event("stopped", **document)
+    elif output.as_json:
+        output.result(document, [])

@@ -35,13 +35,17 @@ from kvcs.kvfile import load_kv_file, save_kv_file
 from kvcs.subscriber import Cache, Subscriber
 from kvcs.subscriber.cache import Retrieve
 
-OutOption = Annotated[Path | None, typer.Option("--out", help="KV cache file to write.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="KV cache file to write.")
+]
 CompareOption = Annotated[
     Path | None,
-    typer.Option("--compare", help="Compare with this KV cache file, octet by octet."),
+    typer.Option(
+        "--compare", metavar="FILE", help="Compare with this KV cache file, octet by octet."
+    ),
 ]
 PublicationOption = Annotated[
-    str | None, typer.Option("--publication", help="Take this one: a holder URI.")
+    str | None, typer.Option("--publication", metavar="URI", help="Take this one: a holder URI.")
 ]
 
 
@@ -66,7 +70,7 @@ def register(app: typer.Typer) -> None:
         wait: WaitOption = None,
         lines: LinesOption = False,
     ) -> None:
-        """Follow a publication of a prefix, live or complete, and write its KV cache."""
+        """Follow a publication, live or complete, and write its KV cache."""
         prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
         await _retrieve(
             output,
@@ -90,10 +94,12 @@ def register(app: typer.Typer) -> None:
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
         layers: Annotated[
-            str | None, typer.Option("--layers", help="Layers such as 4-11; all by default.")
+            str | None,
+            typer.Option("--layers", metavar="N-N", help="Such as 4-11; all by default."),
         ] = None,
         blocks: Annotated[
-            str | None, typer.Option("--blocks", help="Blocks from the start such as 0-15.")
+            str | None,
+            typer.Option("--blocks", metavar="0-N", help="From the start on, such as 0-15."),
         ] = None,
         out: OutOption = None,
         compare: CompareOption = None,
@@ -105,7 +111,7 @@ def register(app: typer.Typer) -> None:
         wait: WaitOption = 0.0,
         lines: LinesOption = False,
     ) -> None:
-        """Fetch layers and blocks of what is published already, and write them."""
+        """Fetch layers and blocks of what is published already."""
         prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
         wanted = parse_range(blocks, "--blocks")
         if wanted is not None and wanted[0] != 0:

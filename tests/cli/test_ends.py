@@ -22,11 +22,12 @@ def check_ended(ended: tuple[Ran, float], number: signal.Signals) -> None:
 
 
 def test_a_relay_ends(place: Place) -> None:
-    with Process("relay", "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone") as relay:
+    options = ("--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--json")
+    with Process("relay", *options) as relay:
         relay.says("relay listening on moqt://127.0.0.1:")
         ended = relay.stop(signal.SIGINT)
     check_ended(ended, signal.SIGINT)
-    assert ended[0].out == ""
+    assert ended[0].json()["sessions_total"] == 0
     assert len(ended[0].err.splitlines()) == 1
 
 
@@ -144,5 +145,7 @@ def test_a_producer_leaves_a_relay_that_goes_away(place: Place) -> None:
             left = producer.end()
     check_ended(stopped, signal.SIGTERM)
     assert stopped[0].err == ""
+    last = stopped[0].lines()[-1]
+    assert (last["event"], last["sessions_total"], last["namespaces"]) == ("stopped", 1, 1)
     assert left.code == 2
     assert left.line() == "kvcs: session closed by the peer (no code): it goes away (GOAWAY)"

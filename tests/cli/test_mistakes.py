@@ -258,13 +258,13 @@ def test_bad_ranges(place: Place, there: tuple[object, ...], run: Run, tmp_path:
 def test_times_that_are_none(place: Place, there: tuple[object, ...], run: Run) -> None:
     like = ("--like", place.cache, "--compare", place.cache)
     refused(run("subscribe", *there, *like, "--deadline", "0"), "deadline must be more than 0 s")
+    refused(run("publish", place.cache, *there, "--retention", "0"), "retention must be more than")
     for arguments in [
         ("subscribe", *there, *like, "--deadline", "nan"),
         ("subscribe", *there, *like, "--deadline", "inf"),
         ("subscribe", *there, *like, "--wait", "-1"),
         ("publish", place.cache, *there, "--retain", "nan"),
         ("publish", place.cache, *there, "--retain", "-1"),
-        ("publish", place.cache, *there, "--retention", "0"),
         ("publish", place.cache, *there, "--retention", "inf"),
         ("publish", place.cache, *there, "--pace", "-0.1"),
         ("publish", place.cache, *there, "--pace", "soon"),

@@ -89,7 +89,7 @@ def descriptor_for(
         model=name,
         weights=weights,
         layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=_kv_heads(config),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         dtype=str(dtype).removeprefix("torch."),
         block_tokens=block_tokens,
@@ -344,6 +344,16 @@ def _unsupported(config: Any) -> str | None:
     if kind in CHANGING_ROPE:
         return f"its rotary embedding ({kind}) makes a token's keys depend on what follows it"
     return None
+
+
+def _kv_heads(config: Any) -> int:
+    # Two older families have one head for all, or repeat their few to as many as queries have.
+    if getattr(config, "multi_query", False):
+        repeated = getattr(config, "new_decoder_architecture", False)
+        heads: int = config.num_attention_heads if repeated else 1
+    else:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return heads
 
 
 def _rope_parameters(config: Any) -> Mapping[str, Any]:

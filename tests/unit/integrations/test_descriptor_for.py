@@ -1,4 +1,4 @@
-"""Descriptors from configurations; no model and no engine is needed for them."""
+"""Descriptors from configurations, which need no engine; and what real families make of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import kvcs
 from kvcs.integrations.transformers import check_model, descriptor_for
+from tests.tiny_model import require_live
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -49,6 +50,12 @@ def test_geometry_comes_from_the_configuration() -> None:
     [
         ({"num_key_value_heads": ...}, "kv_heads", 8),
         ({"num_key_value_heads": None}, "kv_heads", 8),
+        ({"num_key_value_heads": ..., "multi_query": True}, "kv_heads", 1),
+        (
+            {"num_key_value_heads": ..., "multi_query": True, "new_decoder_architecture": True},
+            "kv_heads",
+            8,
+        ),
         ({"head_dim": 24}, "head_dim", 24),
         ({"dtype": "float16"}, "dtype", "float16"),
         ({"_name_or_path": ""}, "model", "llama"),
@@ -166,3 +173,73 @@ def test_what_the_caller_added_to_extra_is_the_callers_word() -> None:
         {**made.to_json(), "extra": {**made.extra, "quantisation": "Q4_1"}}
     )
     check_model(config(), added)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Llama", {"num_key_value_heads": 2, "head_dim": 16}),
+        ("Qwen2", {"num_key_value_heads": 2}),
+        ("Qwen3", {"num_key_value_heads": 1, "head_dim": 24}),
+        ("Mistral", {"num_key_value_heads": 2, "sliding_window": None}),
+        ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 2}),
+        ("Phi3", {"num_key_value_heads": 4}),
+        ("Olmo", {}),
+        ("GPT2", {}),
+        ("GPTNeoX", {}),
+        ("GPTBigCode", {"multi_query": True}),
+        ("Falcon", {"multi_query": True}),
+        ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("Bloom", {}),
+    ],
+)
+def test_a_models_cache_has_the_geometry_of_its_descriptor(
+    family: str, settings: dict[str, Any]
+) -> None:
+    require_live()
+    import torch
+    import transformers
+
+    from kvcs.integrations.transformers import continue_from, from_dynamic_cache
+
+    made = getattr(transformers, f"{family}Config")(**SMALL | settings)
+    model = transformers.AutoModelForCausalLM.from_config(made).to(torch.bfloat16).eval()
+    descriptor = descriptor_for(model, weights=kvcs.UNPINNED)
+    cache = transformers.DynamicCache(config=made)
+    continue_from(model, cache, [5, 6, 7])
+    tensors = from_dynamic_cache(cache)
+    assert len(tensors) == descriptor.layers == 2
+    for tensor in (each for layer in tensors for each in layer):
+        assert tuple(tensor.shape) == (3, descriptor.kv_heads, descriptor.head_dim)
+        assert str(tensor.dtype) == f"torch.{descriptor.dtype}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    (
+        *("Mistral", "Gemma2", "Gemma3Text", "GptOss", "DeepseekV3", "Mamba"),
+        *("T5", "Qwen3Next", "Llama4Text", "Jamba", "Zamba2", "Gemma3nText"),
+    ),
+)
+def test_families_that_keep_something_else_are_refused(family: str) -> None:
+    require_live()
+    import transformers
+
+    made = getattr(transformers, f"{family}Config")(dtype="bfloat16")
+    with pytest.raises(kvcs.UsageError, match="cannot be published: it"):
+        descriptor_for(made, weights=kvcs.UNPINNED)

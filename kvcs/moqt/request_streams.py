@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvcs.errors import UsageError
 from kvcs.moqt import messages
 from kvcs.moqt.actions import ResetStream, Send, StopSending
-from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, StreamCode
+from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, SessionCode, StreamCode
 from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import Parameters, check_scope
 from kvcs.moqt.requests import (
@@ -35,6 +35,13 @@ MAX_HELD_OCTETS = 1 << 20
 
 HELD_STREAM_OCTETS = 256
 """What each held stream counts beside its octets."""
+
+MAX_UNENDED_REQUESTS = 2048
+"""Requests of ours that are over while the peer keeps its direction of their streams open. It may
+grant any number of streams, and has to end what it was stopped on."""
+
+UNENDED_SECONDS = 10.0
+"""How long they may be more: many may be cancelled at once, and each takes a round trip."""
 
 MAX_WAITING_REQUESTS = 1024
 """Requests of ours that wait for the peer's stream credit."""
@@ -70,6 +77,8 @@ class RequestStreams:
         self._by_id: dict[int, Request] = {}
         self._arriving: dict[int, _Arriving] = {}
         self._waiting: dict[Request, bytes] = {}
+        self._unended: set[Request] = set()
+        self._counting_unended = False
         self._held_octets = 0
         self._parity = 1 if session.role is Role.SERVER else 0
         self._next_id = self._next_stream = self._parity
@@ -179,6 +188,11 @@ class RequestStreams:
         self._by_id.pop(request.request_id, None)
         request.state = State.TERMINATED
         self._release(request)
+        if request.ours and request.stream_id in self._by_stream:
+            self._unended.add(request)
+            if len(self._unended) > MAX_UNENDED_REQUESTS and not self._counting_unended:
+                self._counting_unended = True
+                self._session.at(self._session.now + UNENDED_SECONDS, self._check_unended)
 
     def clear(self) -> None:
         """The session is over."""
@@ -186,6 +200,7 @@ class RequestStreams:
         self._by_stream.clear()
         self._arriving.clear()
         self._waiting.clear()
+        self._unended.clear()
 
     # Inputs
 
@@ -253,6 +268,13 @@ class RequestStreams:
             raise InvalidRequestId(f"Request ID {request_id} was used before")
 
     # Inner workings
+
+    def _check_unended(self, now: float) -> None:
+        self._counting_unended = False
+        if len(self._unended) > MAX_UNENDED_REQUESTS:
+            self._session.close(
+                SessionCode.CONTROL_MESSAGE_TIMEOUT, "streams of finished requests stay open"
+            )
 
     def _is_ours(self, stream_id: int) -> bool:
         return (stream_id & 1) == self._parity
@@ -340,3 +362,4 @@ class RequestStreams:
         if request.state is State.TERMINATED and request.receiving_ended:
             self._by_stream.pop(request.stream_id, None)
             self._by_id.pop(request.request_id, None)
+            self._unended.discard(request)

@@ -8,7 +8,7 @@ from kvcs.moqt.session import Session
 from kvcs.moqt.store import Track
 
 _TABLES = {
-    "requests": ("_by_id", "_by_stream", "_arriving", "_waiting"),
+    "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended"),
     "requester": ("_expected", "_namespaces", "_done", "_fetch_finished"),
     "responder": (
         "_subscriptions",

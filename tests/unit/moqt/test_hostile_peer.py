@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcs.moqt import messages as m
+from kvcs.moqt import request_streams
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode
 from kvcs.moqt.events import FetchReceived, SubscribeReceived, TrackStatusReceived
 from kvcs.moqt.filters import LocationFilter
@@ -49,6 +50,25 @@ def test_updates_that_pile_up_fills_fail_and_end_the_subscription() -> None:
     assert bench.close is None
     bench.data(stream_id, b"", fin=True)
     assert not residue(bench.core, track)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_peer_that_never_ends_streams_of_finished_requests_is_closed(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_streams, "MAX_UNENDED_REQUESTS", 10)
+    bench = Bench(Role.CLIENT)
+    for number in range(11):
+        bench.core.requester.track_status(NAME)
+        bench.drain()
+        assert bench.close is None
+        refusal = m.RequestError(RequestCode.DOES_NOT_EXIST, 0, "", None)
+        bench.say(4 * number, refusal, fin=ends)
+    bench.advance(request_streams.UNENDED_SECONDS - 0.1)
+    assert bench.close is None
+    bench.advance(0.2)
+    assert bench.close_code == (None if ends else SessionCode.CONTROL_MESSAGE_TIMEOUT)
+    assert not residue(bench.core)
 
 
 def test_a_client_that_says_nothing_loses_its_place() -> None:

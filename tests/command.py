@@ -156,6 +156,11 @@ class Process:
         with self._more:
             assert self._more.wait_for(lambda: text.encode() in self._err, WAIT), self._err
 
+    def close_stdout(self) -> None:
+        """Read no more of its standard output."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
         self._process.send_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, or a value of `ExitCode`.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a model's name is no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # Typer would print a wrong use in a frame of several lines, and end the process.
         code = app(args=given or ["--help"], prog_name="kvcs", standalone_mode=False)

@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
         wanted = Wanted(scope_key_file, like, tokens, descriptor)
         if target.startswith("moqt:"):
             url, _ = parse_holder_uri(target)
-            peer = Peer(url, ca, token_file, insecure)
+            peer = Peer(url, ca, token_file, insecure, deadline)
             return inspect_publication(output, target, peer, wanted, deadline)
         if wanted.names_prefix:
             raise UsageError("a prefix is compared with a publication, moqt://...; this is a file")

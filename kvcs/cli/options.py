@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
 from kvcs.kv import Descriptor, Prefix, Scope
 from kvcs.kvfile import KvFile, load_kv_file
+from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import connect, token_octets
 
@@ -116,6 +117,8 @@ class Peer:
     ca: Path | None
     token_file: Path | None
     insecure: bool
+    within: float | None = None
+    """Seconds in which the user wants all to be over; connecting takes no longer."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
@@ -130,8 +133,11 @@ class Peer:
                 " --publication takes a whole holder URI"
             )
         token = None if self.token_file is None else read_token(self.token_file)
+        quic = QuicSettings()
+        if self.within:
+            quic = replace(quic, connect_timeout=min(self.within, quic.connect_timeout))
         async with connect(
-            self.url, ca=self.ca, token=token, verify=not self.insecure
+            self.url, ca=self.ca, token=token, verify=not self.insecure, quic=quic
         ) as connection:
             yield connection
 

@@ -74,7 +74,7 @@ def register(app: typer.Typer) -> None:
         prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
         await _retrieve(
             output,
-            Peer(relay, ca, token_file, insecure),
+            Peer(relay, ca, token_file, insecure, deadline),
             prefix,
             out,
             compare,
@@ -118,7 +118,7 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--blocks starts at 0: a later block needs those before it")
         await _retrieve(
             output,
-            Peer(relay, ca, token_file, insecure),
+            Peer(relay, ca, token_file, insecure, deadline),
             prefix,
             out,
             compare,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.kv import MANIFEST, ManifestCadence, ManifestWriter, Prefix, holder_uri
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
-from kvcs.moqt.errors import PublishDoneCode
+from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
@@ -191,14 +191,16 @@ class Publication:
 
     # What the Publisher calls
 
-    async def announce(self, waits: Sequence[bool]) -> None:
+    async def announce(self, waits: Sequence[bool], seconds: float) -> None:
         """Offer the tracks on every session, then PUBLISH_NAMESPACE the five fields.
 
         Args:
             waits: for each origin, whether its peers' answer is waited for.
+            seconds: longest such wait.
 
         Raises:
-            RequestError: all of them refused, and the others are no sessions any more.
+            RequestError: all of them refused or were silent, and the others are no sessions any
+                more.
             ConnectionClosed: there is no session any more.
         """
         for origin in self._origins:
@@ -206,7 +208,7 @@ class Publication:
                 origin.add_track(track)
         answers = await asyncio.gather(
             *(
-                self._announce(origin, wait)
+                self._announce(origin, wait, seconds)
                 for origin, wait in zip(self._origins, waits, strict=True)
             )
         )
@@ -336,13 +338,20 @@ class Publication:
 
     # Inner workings
 
-    async def _announce(self, origin: Origin, wait: bool) -> RequestError | ConnectionClosed | None:
+    async def _announce(
+        self, origin: Origin, wait: bool, seconds: float
+    ) -> RequestError | ConnectionClosed | None:
         """Announce on one origin; what came of it if it failed."""
         if not wait:
             origin.offer_namespace(self.namespace)
             return None
         try:
-            await origin.add_namespace(self.namespace)
+            async with asyncio.timeout(seconds):
+                await origin.add_namespace(self.namespace)
+        except TimeoutError:
+            return RequestError(
+                f"no answer to the announcement within {seconds:g} s", RequestCode.TIMEOUT
+            )
         except (RequestError, ConnectionClosed) as exc:
             return exc
         return None

@@ -48,6 +48,9 @@ class PublisherSettings:
     max_data_octets: int = MAX_DATA_OCTETS
     """Largest Data of one Object."""
 
+    answer: float = 10.0
+    """Seconds that a peer has to answer an announcement."""
+
     drain: float = 5.0
     """Seconds that a publication which is left waits for its subscribers to get what they asked."""
 
@@ -56,6 +59,8 @@ class PublisherSettings:
             raise UsageError(f"store_octets must be at least 1, not {self.store_octets}")
         if not self.retention > 0:
             raise UsageError(f"retention must be more than 0 s, not {self.retention}")
+        if not self.answer > 0:
+            raise UsageError(f"answer must be more than 0 s, not {self.answer}")
         if not self.drain >= 0:
             raise UsageError(f"drain must not be negative, not {self.drain}")
 
@@ -120,7 +125,7 @@ class Publisher:
             The `Publication`; its `segment()` takes the layers.
 
         Raises:
-            RequestError: every session refused the announcement.
+            RequestError: every session refused the announcement, or did not answer it in time.
             ConnectionClosed: there is no session any more.
             UsageError: ``first_segment_blocks`` is not among the prefix's, the manifest would be
                 too large, or the publication is left before every layer was put.
@@ -142,7 +147,7 @@ class Publisher:
         self._publications.append(publication)
         try:
             waits = [isinstance(session, Connection) for session in self._sessions]
-            await publication.announce(waits)
+            await publication.announce(waits, self.settings.answer)
             yield publication
             await publication.close(self.settings.drain)
         except BaseException as exc:

@@ -17,7 +17,9 @@ from kvcs.kv import holder_uri
 from tests.certificates import make_ca, make_certificate, write_pem
 from tests.cli.conftest import Place, RunningRelay, make_cache
 from tests.cli.servers import server_in_thread
-from tests.command import Process, Ran, Run
+from tests.command import ROOT, Process, Ran, Run
+
+DATA = ROOT / "tests" / "data" / "smollm2-135m.safetensors"
 
 PROMPTLY = 3.0
 """Seconds within which a mistake is told where nothing has to be waited for."""
@@ -331,6 +333,18 @@ def test_nobody_listens(place: Place, run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - began < 3 * PROMPTLY
 
 
+def test_nobody_answers_within_the_deadline(place: Place, run: Run, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        there = ("--relay", f"moqt://{host}", *place.member)
+        like = ("--like", place.cache, "--out", tmp_path / "x", "--deadline", "0.3")
+        began = time.monotonic()
+        refused(run("subscribe", *there, *like), f"no answer from {host} within 0.3 s")
+        refused(run("fetch", *there, *like), f"no answer from {host} within 0.3 s")
+        assert time.monotonic() - began < 2 * PROMPTLY
+
+
 def test_a_certificate_that_does_not_verify(
     place: Place, relay: RunningRelay, run: Run, tmp_path: Path
 ) -> None:
@@ -412,3 +426,19 @@ def test_a_mistake_as_a_process(place: Place, tmp_path: Path) -> None:
     ]:
         with Process(*arguments) as process:
             refused(process.end(), says)
+
+
+def test_a_name_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path / "cache.safetensors", model="modèle")
+    with Process("inspect", cache, environment={"PYTHONIOENCODING": "ascii"}) as process:
+        ran = process.end()
+    assert (ran.code, ran.err) == (0, "")
+    assert "mod\\xe8le" in ran.out
+
+
+def test_whoever_reads_the_output_may_stop_early(place: Place, tmp_path: Path) -> None:
+    # The result of the real cache is longer than a pipe holds.
+    with Process("inspect", DATA, "--json") as process:
+        process.close_stdout()
+        ran = process.end()
+    assert (ran.code, ran.err) == (1, "")

@@ -9,6 +9,7 @@ import pytest
 
 import kvcs
 from kvcs.kv import KVCS_SCHEME, parse_holder_uri
+from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from tests.certificates import PemFiles
 
@@ -139,3 +140,23 @@ async def test_a_session_tells_of_goaway_once(files: PemFiles) -> None:
         async with asyncio.timeout(5.0):
             assert await told.get() == "goaway"
         assert session.is_open
+
+
+async def test_a_peer_that_does_not_answer_an_announcement_is_told_of(files: PemFiles) -> None:
+    def mute(connection: kvcs.Connection, event: object) -> bool:
+        return isinstance(event, events.PublishNamespaceReceived)
+
+    async with (
+        kvcs.serve(HOST, 0, cert=files.cert, key=files.key) as server,
+        kvcs.connect(server.url, ca=files.ca) as session,
+    ):
+        [peer] = server.connections
+        peer.answer_with(mute)
+        settings = kvcs.PublisherSettings(answer=0.1)
+        publishing = kvcs.Publisher(session, settings=settings).publish(PREFIX)
+        with pytest.raises(kvcs.RequestError, match=r"no answer to the announcement") as caught:
+            await publishing.__aenter__()
+        assert caught.value.code == RequestCode.TIMEOUT
+        assert session.is_open
+    with pytest.raises(kvcs.UsageError, match="answer"):
+        kvcs.PublisherSettings(answer=0.0)

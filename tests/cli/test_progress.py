@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 import kvcs
+from kvcs.cli import demo
+from kvcs.cli.output import Output
 from tests.cli.conftest import LAYERS, Place, RunningRelay, make_cache
 from tests.command import Process, Ran
 
@@ -87,11 +93,29 @@ def test_both_ends_show_how_far_they_are(place: Place, relay: RunningRelay, tmp_
     assert kvcs.load_kv_file(out).layers.keys() == set(range(LAYERS))
 
 
-def test_the_demo_shows_two_bars(place: Place) -> None:
-    ran, text = shown("demo", "--file", place.cache, "--pace", "0.02")
-    assert ran.code == 0
-    assert "published by the producer" in text
-    assert "verified by the consumer" in text
-    assert f"{LAYERS}/{LAYERS}" in text
-    assert ESCAPE not in ran.out
-    assert ran.out.splitlines()[-1].endswith("equal, byte for byte")
+async def test_the_demo_shows_two_bars(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    timeline = demo.Timeline()
+    with demo._bars(Output(), LAYERS, timeline):
+        timeline.published |= dict.fromkeys(range(LAYERS), 0.0)
+        timeline.verified |= dict.fromkeys(range(2), 0.0)
+    screen = terminal.getvalue()
+    assert re.search(rf"published by the producer .*{LAYERS}/{LAYERS}", screen)
+    assert re.search(rf"verified by the consumer .*2/{LAYERS}", screen)
+    assert ESCAPE in screen
+    assert capsys.readouterr().out == ""
+    with demo._bars(Output(as_json=True), LAYERS, timeline):
+        timeline.verified[2] = 0.0
+    assert terminal.getvalue() == screen, "JSON is for programs"
+
+
+class FakeTerminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True

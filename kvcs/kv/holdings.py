@@ -147,6 +147,9 @@ class Holdings:
         self.blocks = blocks
         self.counters = LedgerCounters()
         self._parts: list[Part] = []
+        self._covered = 0
+        self._objects = 0
+        """Objects of one layer in the segments added so far."""
         self._rows: dict[tuple[DataTrack, int], Row] = {}
         self._tensors: dict[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
         self._verified: Counter[int] = Counter()
@@ -168,7 +171,7 @@ class Holdings:
     @property
     def covered(self) -> int:
         """Blocks of the selection that lie in the segments added so far."""
-        return sum(part.wanted for part in self._parts)
+        return self._covered
 
     @property
     def tracks(self) -> tuple[DataTrack, ...]:
@@ -176,6 +179,11 @@ class Holdings:
         return tuple(track for part in self._parts for track in part.tracks)
 
     # --- places ---
+
+    def _select(self, part: Part) -> None:
+        self._parts.append(part)
+        self._covered += part.wanted
+        self._objects += part.wanted * len(part.tracks)
 
     def _part(self, track: DataTrack) -> Part:
         if track.segment < len(self._parts):
@@ -204,7 +212,9 @@ class Holdings:
     def _sections(self, track: DataTrack, location: Location) -> list[memoryview]:
         """Writable octets of one block's sections."""
         k, v = self._layer(location.group)
-        arrays = {Component.K: (k,), Component.V: (v,), Component.KV: (k, v)}[track.component]
+        arrays: tuple[npt.NDArray[Any], ...] = (k, v)
+        if track.component is not Component.KV:
+            arrays = (k,) if track.component is Component.K else (v,)
         size = self.descriptor.block_tokens
         start = (self._parts[track.segment].first_block + location.object) * size
         return [byte_view(array[start : start + size]) for array in arrays]
@@ -223,8 +233,7 @@ class Holdings:
         """Whether every selected block of a layer is verified in all its tracks."""
         if layer in self._contradicted or layer not in self.layers:
             return False
-        need = sum(part.wanted * len(part.tracks) for part in self._parts)
-        return self.covered == self.blocks and self._verified[layer] == need
+        return self._covered == self.blocks and self._verified[layer] == self._objects
 
     def take_ready(self) -> list[int]:
         """Layers that became ready since the last call, in the order in which they did."""

@@ -127,7 +127,7 @@ class Ledger(Holdings):
         part = Part(first_block, blocks, wanted, ordered, layouts, codec)
         if self._manifest is not None:
             _check_part(number, part, self._manifest)
-        self._parts.append(part)
+        self._select(part)
 
     def apply_manifest(self, manifest: Manifest) -> None:
         """Take a version's lists into account; call it for every version, in order.

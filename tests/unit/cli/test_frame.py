@@ -75,6 +75,8 @@ def test_a_signal_ends_a_command_through_its_contexts(
     number: signal.Signals, expected: type[BaseException]
 ) -> None:
     ended: list[str] = []
+    # A shell that starts a job in the background has it ignore SIGINT.
+    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def body() -> None:
         try:
@@ -85,8 +87,11 @@ def test_a_signal_ends_a_command_through_its_contexts(
             ended.append("withdrawn")
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(expected) as caught:
-        run_async(body())
+    try:
+        with pytest.raises(expected) as caught:
+            run_async(body())
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
     assert ended == ["withdrawn"]
     if isinstance(caught.value, typer.Exit):
         assert caught.value.exit_code == 143

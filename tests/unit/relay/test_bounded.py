@@ -53,7 +53,7 @@ def readers_gone() -> Iterator[None]:
 
     def readers() -> int:
         gc.collect()
-        # By type: isinstance asks an object for its class, and some libraries' answer with a warning.
+        # By type: isinstance asks an object for its class, and some answer with a warning.
         return sum(issubclass(type(found), RangeSender) for found in gc.get_objects())
 
     before = readers()

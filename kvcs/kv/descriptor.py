@@ -20,7 +20,7 @@ import rfc8785
 
 from kvcs.errors import UsageError
 from kvcs.kv import strict_json
-from kvcs.kv.layout import BlockLayout, BlockShape, numpy_dtype
+from kvcs.kv.layout import BlockLayout, block_layout, numpy_dtype
 from kvcs.kv.strict_json import Json
 from kvcs.kv.tracks import Component
 
@@ -295,10 +295,14 @@ class Descriptor:
                 f"component {component}: latent attention (MLA, v_head_dim 0) has one joint"
                 " tensor per layer; use component kv"
             )
-        k = BlockShape(self.block_tokens, self.kv_heads, self.head_dim)
-        v = BlockShape(self.block_tokens, self.kv_heads, self.v_head_dim)
-        shapes = {Component.K: (k,), Component.V: (v,), Component.KV: (k, v)}[component]
-        return BlockLayout(component, shapes, self.numpy_dtype)
+        return block_layout(
+            component,
+            self.block_tokens,
+            self.kv_heads,
+            self.head_dim,
+            self.v_head_dim,
+            self.dtype,
+        )
 
 
 def _shown(value: Json, absent: str) -> str:

@@ -8,7 +8,8 @@ head_dim], the V section the same with its own head_dim; ``kv`` is the K section
 from __future__ import annotations
 
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +29,9 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "uint8": np.dtype(np.uint8),
 }
 """Element types that a Compatibility Descriptor may name, and their numpy form."""
+
+MAX_LAYOUTS: Final = 64
+"""Layouts that are kept: more than the models of one process have."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -70,12 +74,27 @@ class BlockLayout:
     dtype: np.dtype[Any]
     """Element type of every section."""
 
-    @property
-    def section_octets(self) -> tuple[int, ...]:
-        """Octets of each section."""
-        return tuple(prod(shape) * self.dtype.itemsize for shape in self.shapes)
+    section_octets: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """Octets of each section."""
 
-    @property
-    def octets(self) -> int:
-        """Octets of all sections together, which is a raw Object's Data Length."""
-        return sum(self.section_octets)
+    octets: int = field(init=False, compare=False, repr=False)
+    """Octets of all sections together, which is a raw Object's Data Length."""
+
+    def __post_init__(self) -> None:
+        sizes = tuple(prod(shape) * self.dtype.itemsize for shape in self.shapes)
+        object.__setattr__(self, "section_octets", sizes)
+        object.__setattr__(self, "octets", sum(sizes))
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def block_layout(
+    component: Component, tokens: int, heads: int, head_dim: int, v_head_dim: int, dtype: str
+) -> BlockLayout:
+    """The layout of one component of a geometry, made once: every Object asks for it.
+
+    Raises:
+        UsageError: the dtype is not one of `DTYPES`.
+    """
+    k, v = BlockShape(tokens, heads, head_dim), BlockShape(tokens, heads, v_head_dim)
+    shapes = {Component.K: (k,), Component.V: (v,), Component.KV: (k, v)}[component]
+    return BlockLayout(component, shapes, numpy_dtype(dtype))

@@ -244,22 +244,24 @@ async def test_a_cancelled_prefill_stops_at_its_next_layer(
 
     monkeypatch.setattr(PublishingCache, "stop", stop_and_go)
     computed: list[int] = []
-    first = asyncio.Event()
+    stands = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def note(layer: int) -> None:
-        computed.append(layer)
-        loop.call_soon_threadsafe(first.set)
+    def handed_over(*_: object) -> None:
+        loop.call_soon_threadsafe(stands.set)
+
+    producer.model.layers[0].register_forward_hook(handed_over)
 
     async def produce(server: kvcs.Server) -> None:
         async with kvcs.Publisher(server).publish(prefix) as publication:
             publications.append(publication)
-            await hf.prefill(producer, publication, on_layer=note)
+            await hf.prefill(producer, publication, on_layer=computed.append)
 
     publications: list[kvcs.Publication] = []
     async with sessions(files) as (server, _):
         running = asyncio.ensure_future(produce(server))
-        await first.wait()
+        # Layer 0 was handed over: told of any earlier, the model would stop at layer 0 already.
+        await stands.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from kvcs.errors import RequestError, SessionError, UsageError
 from kvcs.moqt import messages
 from kvcs.moqt.actions import Send
-from kvcs.moqt.errors import ProtocolViolation, RequestCode, SessionCode
-from kvcs.moqt.events import GoawayReceived, SessionEstablished
+from kvcs.moqt.errors import ProtocolViolation, RequestCode, SessionCode, StreamCode
+from kvcs.moqt.events import GoawayReceived, RequestCancelled, SessionEstablished
 from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
-from kvcs.moqt.requests import Request
+from kvcs.moqt.requests import Request, State
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import Token
 from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
@@ -76,11 +76,60 @@ class ControlStreams:
         """
         if self.goaway_sent or self.ours is None:
             return None
+        message = encode_message(self._goaway(new_session_uri, timeout_ms))
+        self.goaway_sent = True
+        return Send(self.ours, (message,))
+
+    def goaway_request(
+        self, request_id: int, new_session_uri: str = "", timeout_ms: int = 0, *, now: float
+    ) -> None:
+        """Ask the peer to move one request, by a GOAWAY on its stream, once (§9.2).
+
+        When the time is over and the request is still there, its stream is reset with GOING_AWAY.
+
+        Args:
+            request_id: a request of either side.
+            new_session_uri: where it should go instead; empty for this session; servers only.
+            timeout_ms: how long the peer has; 0 names no deadline, and then it is not reset.
+            now: the caller's clock, seconds.
+
+        Raises:
+            UsageError: there is no such request, it waits for stream credit, so that GOAWAY would
+                be the first message of its stream, our direction of it has ended, or a client
+                names a New Session URI.
+        """
+        session = self._session
+        request = session.requests.get(request_id)
+        if request is None or request.state is State.TERMINATED:
+            raise UsageError(f"there is no request {request_id}")
+        if request.stream_id < 0:
+            raise UsageError(f"request {request_id} has not been sent yet; cancel it instead")
+        if request.sending_ended:
+            raise UsageError(f"our direction of request {request_id} has ended")
+        goaway = self._goaway(new_session_uri, timeout_ms)
+        if request.goaway_sent:
+            return
+        session.tell_time(now)
+        session.requests.send(request, goaway)
+        request.goaway_sent = True
+        if timeout_ms:
+            session.at(now + timeout_ms / 1000, lambda _: self._request_expired(request))
+
+    def _request_expired(self, request: Request) -> None:
+        """The peer has not moved the request in time."""
+        session, request_id = self._session, request.request_id
+        if session.requests.get(request_id) is not request or request.state is State.TERMINATED:
+            return
+        session.emit(RequestCancelled(request_id, request.ours, StreamCode.GOING_AWAY))
+        if request.ours:
+            session.requester.cancel(request_id, StreamCode.GOING_AWAY)
+        else:
+            session.responder.revoke(request_id, StreamCode.GOING_AWAY)
+
+    def _goaway(self, new_session_uri: str, timeout_ms: int) -> messages.Goaway:
         if new_session_uri and self._session.role is Role.CLIENT:
             raise UsageError("a client's GOAWAY has no New Session URI")
-        self.goaway_sent = True
-        message = messages.Goaway(new_session_uri, timeout_ms)
-        return Send(self.ours, (encode_message(message),))
+        return messages.Goaway(new_session_uri, timeout_ms)
 
     def receive(self, stream_id: int, data: bytes, fin: bool) -> bool:
         """Octets of the peer's control stream.
@@ -133,7 +182,11 @@ class ControlStreams:
             raise ProtocolViolation("a second GOAWAY")
         if goaway.new_session_uri and self._session.role is Role.SERVER:
             raise ProtocolViolation("a client's GOAWAY has a New Session URI")
-        request_id = None if request is None else request.request_id
+        request_id = None
+        if request is not None:
+            if request.abandoned or request.state is State.TERMINATED:
+                return  # it is over: there is nothing to move
+            request_id = request.request_id
         self._session.emit(GoawayReceived(request_id, goaway.new_session_uri, goaway.timeout_ms))
 
     def expired(self, requests_open: bool) -> tuple[int, str]:

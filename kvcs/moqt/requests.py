@@ -147,7 +147,12 @@ class Request:
     updates: list[int] = field(default_factory=list)
     """Request IDs of REQUEST_UPDATEs that have no answer yet, in order."""
 
+    goaway_sent: bool = False
+    """Whether we asked the peer to move it."""
+
     goaway_received: bool = False
+    """Whether the peer asked us to."""
+
     abandoned: bool = False
     """Whether we gave it up: what the peer had sent before it knew is read over."""
 

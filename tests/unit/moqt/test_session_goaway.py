@@ -6,8 +6,14 @@ import pytest
 
 from kvcs.errors import UsageError
 from kvcs.moqt import messages as m
-from kvcs.moqt.errors import RequestCode, SessionCode
-from kvcs.moqt.events import GoawayReceived, RequestRefused, SubscribeReceived
+from kvcs.moqt.errors import RequestCode, SessionCode, StreamCode
+from kvcs.moqt.events import (
+    GoawayReceived,
+    RequestAccepted,
+    RequestCancelled,
+    RequestRefused,
+    SubscribeReceived,
+)
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role
@@ -138,3 +144,115 @@ def test_without_a_time_the_session_stays() -> None:
     bench.core.goaway(now=0.0)
     bench.advance(3600.0)
     assert bench.close is None
+
+
+# One request
+
+
+def test_a_server_asks_a_client_to_move_one_request() -> None:
+    pair, source = SessionPair(), track()
+    first, second = (pair.client.core.requester.subscribe(NAME, NONE) for _ in range(2))
+    pair.run()
+    for request_id in (first, second):
+        pair.server.core.responder.accept_subscribe(request_id, source, 0.0)
+    control = pair.server.core.control
+    control.goaway_request(second, ELSEWHERE, 500, now=pair.now)
+    control.goaway_request(second, ELSEWHERE, 500, now=pair.now)  # quiet the second time
+    pair.run()
+    assert pair.client.of(GoawayReceived) == [GoawayReceived(second, ELSEWHERE, 500)]
+    put(source, 0, 0)
+    pair.advance(0.4)
+    assert not pair.client.of(RequestCancelled)
+    pair.advance(0.2)
+    assert pair.server.of(RequestCancelled) == [
+        RequestCancelled(second, False, StreamCode.GOING_AWAY)
+    ]
+    (ended,) = pair.client.of(RequestCancelled)
+    assert (ended.request_id, ended.ours, ended.code) == (second, True, StreamCode.GOING_AWAY)
+    # The session and the other request go on.
+    assert not pair.client.core.closed and not pair.server.core.draining
+    assert pair.client.core.requests.get(first) is not None
+
+
+def test_a_request_that_was_moved_in_time_is_left_alone() -> None:
+    pair, source = SessionPair(), track()
+    old = pair.client.core.requester.subscribe(NAME, NONE)
+    pair.run()
+    pair.server.core.responder.accept_subscribe(old, source, 0.0)
+    pair.server.core.control.goaway_request(old, timeout_ms=500, now=pair.now)
+    pair.run()
+    new = pair.client.core.requester.subscribe(NAME, NONE)
+    pair.run()
+    pair.server.core.responder.accept_subscribe(new, source, 0.0)
+    pair.client.core.requester.cancel(old)
+    pair.advance(1.0)
+    assert not pair.client.of(RequestCancelled)
+    assert [event.request_id for event in pair.client.of(RequestAccepted)] == [old, new]
+    assert pair.client.core.requests.get(new) is not None
+
+
+def test_without_a_time_the_request_stays() -> None:
+    bench = Bench()
+    stream = bench.open(m.Subscribe(0, *NAME, NONE))
+    bench.core.responder.accept_subscribe(0, track(), bench.now)
+    bench.core.control.goaway_request(0, now=bench.now)
+    bench.advance(3600.0)
+    assert bench.replies(stream)[-1] == m.Goaway("", 0)
+    assert not bench.resets
+
+
+def test_a_client_asks_to_move_a_request_of_its_own() -> None:
+    bench = Bench(Role.CLIENT)
+    request_id = bench.core.requester.publish_namespace((b"a",))
+    bench.drain()
+    with pytest.raises(UsageError, match="New Session URI"):
+        bench.core.control.goaway_request(request_id, ELSEWHERE, now=0.0)
+    bench.core.control.goaway_request(request_id, timeout_ms=100, now=0.0)
+    bench.drain()
+    assert bench.replies(0)[-1] == m.Goaway("", 100)
+    bench.advance(0.1)
+    assert (bench.resets, bench.stops) == ({0: 0x4}, {0: 0x4})
+    assert bench.take(RequestCancelled) == [
+        RequestCancelled(request_id, True, StreamCode.GOING_AWAY)
+    ]
+
+
+def test_what_cannot_be_moved() -> None:
+    bench = Bench(Role.CLIENT)
+    control = bench.core.control
+    with pytest.raises(UsageError, match="there is no request"):
+        control.goaway_request(0, now=0.0)
+    bench.credit.bidirectional = 0
+    waiting = bench.core.requester.publish_namespace((b"a",))
+    bench.drain()
+    with pytest.raises(UsageError, match="has not been sent"):
+        control.goaway_request(waiting, now=0.0)
+    bench.credit.bidirectional = 1
+    bench.drain()
+    bench.stop(0)
+    with pytest.raises(UsageError):
+        control.goaway_request(waiting, now=0.0)
+
+
+def test_goaway_for_a_request_that_is_over_is_read_over() -> None:
+    bench = Bench(Role.CLIENT)
+    request_id = bench.core.requester.publish_namespace((b"a",))
+    bench.drain()
+    bench.core.requester.cancel(request_id)
+    bench.drain()
+    bench.say(0, m.RequestOk(NONE, KeyValues()), m.Goaway("", 7))
+    assert bench.take(GoawayReceived) == []
+    bench.say(0, m.Goaway("", 7))
+    assert bench.close_code == SessionCode.PROTOCOL_VIOLATION
+
+
+@pytest.mark.parametrize("on_request", [False, True])
+def test_a_new_session_uri_that_is_too_long_closes(on_request: bool) -> None:
+    bench = Bench(Role.CLIENT)
+    long = "moqt://h/" + "a" * 8192  # 8201 octets: vi64 a0 09
+    octets = b"\x10" + (len(long) + 3).to_bytes(2) + b"\xa0\x09" + long.encode() + b"\x00"
+    if on_request:
+        bench.core.requester.publish_namespace((b"a",))
+        bench.drain()
+    bench.data(0 if on_request else bench.control, octets)
+    assert bench.close_code == SessionCode.PROTOCOL_VIOLATION

@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStats:
+    """What one connection measures of its path; octets are UDP payload, times seconds."""
+
+    datagram_size: int
+    """Largest UDP payload that is sent now, in octets: what the path was found to carry."""
+
+    rtt: float | None
+    """Smoothed round trip; None before the first was measured."""
+
+    smallest_rtt: float | None
+    """Smallest round trip so far."""
+
+    congestion_window: int
+    """Octets that may be on the way at once."""
+
+    octets_in_flight: int
+    """Octets on the way, which the peer has not acknowledged."""
+
+    octets_sent: int
+    """Octets of all datagrams sent."""
+
+    octets_received: int
+    """Octets of all datagrams received."""
+
+    packets_lost: int
+    """Packets called lost, those repeated because nothing was heard included."""
+
+    receive_buffer: int
+    """Octets of the socket's receive buffer, which the kernel may have made smaller than asked."""
+
+    send_buffer: int
+    """Octets of its send buffer."""
 
 
 class Transport(Protocol):
@@ -42,6 +78,9 @@ class Transport(Protocol):
 
     def unacknowledged(self) -> int:
         """Stream octets handed over that the peer has not acknowledged; `close` loses them."""
+
+    def stats(self) -> TransportStats:
+        """Figures of the path, now."""
 
     def send_datagram(self, data: bytes) -> None:
         """Send one unreliable datagram; too large ones are dropped."""

@@ -23,6 +23,7 @@ from kvcs.quic.aioquic_backend.udp import (
     open_udp,
     resolve,
     set_buffers,
+    socket_buffers,
 )
 from tests.certificates import PemFiles
 from tests.loopback.recorder import HOST, connect, end, feed, serve
@@ -167,15 +168,18 @@ def test_small_socket_buffers_are_reported_once(monkeypatch: pytest.MonkeyPatch)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, capture_logs() as logs:
         for _ in range(2):
             set_buffers(sock, 2**30)
-    warnings = [entry for entry in logs if entry["event"] == "socket_buffer_small"]
-    assert [entry["option"] for entry in warnings] == ["SO_RCVBUF", "SO_SNDBUF"]
-    assert all(entry["got"] < 2**30 and entry["raise_with"] for entry in warnings)
+    [warning] = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert warning["event"] == "socket_buffers_small"
+    assert warning["asked"] == 2**30
+    assert warning["receive"] < 2**30 and warning["send"] < 2**30
+    assert warning["advice"] == (f"sysctl -w net.core.rmem_max={2**30} net.core.wmem_max={2**30}")
 
 
 def test_sufficient_socket_buffers_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(udp, "_buffers_reported", set())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, capture_logs() as logs:
         set_buffers(sock, 8192)
+        assert socket_buffers(sock) == (8192, 8192)
     assert logs == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from functools import partial
 from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -13,6 +14,7 @@ from kvcs.errors import ConnectionFailed, UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, client_configuration
 from kvcs.quic.aioquic_backend.ending import Ending, explain, no_answer, nobody_listens
+from kvcs.quic.aioquic_backend.paths import datagram_sizes
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
@@ -170,11 +172,7 @@ class _Attempt:
             receiver_factory=self._receiver_factory,
             settings=settings,
             peer=self._target,
-            datagram_size=(
-                settings.loopback_datagram_size
-                if is_loopback(address)
-                else settings.max_datagram_size
-            ),
+            datagram_sizes=partial(datagram_sizes, pinned=settings.datagram_size),
         )
         try:
             async with asyncio.timeout(seconds):

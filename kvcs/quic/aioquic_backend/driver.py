@@ -14,10 +14,10 @@ from aioquic.quic import events
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.budget import SendBudget
 from kvcs.quic.aioquic_backend.ending import Ending, ending_of
-from kvcs.quic.aioquic_backend.ports import Address, Clock, Owner, Timer, Wire
+from kvcs.quic.aioquic_backend.ports import Address, Clock, Owner, Sizes, Timer, Wire
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.prober import DatagramSizeProber
-from kvcs.quic.aioquic_backend.settings import QuicSettings
+from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.transport import TransportReceiver
 
 log = get_logger("kvcs.quic")
@@ -76,7 +76,7 @@ class ConnectionDriver:
         owner: Owner,
         settings: QuicSettings,
         peer: str,
-        datagram_size: int,
+        datagram_sizes: Sizes,
     ) -> None:
         """Wrap a connection whose handshake has not begun.
 
@@ -87,7 +87,7 @@ class ConnectionDriver:
             owner: hears of connection IDs and of the end.
             settings: named numbers.
             peer: whom this connection is with, for logs and messages.
-            datagram_size: UDP payload to work up to, in octets.
+            datagram_sizes: gives the UDP payloads, in octets, to try on the way to an address.
         """
         self._quic = quic
         self._wire = wire
@@ -101,7 +101,11 @@ class ConnectionDriver:
         self._heard_after_close = 0
         self._in_batch = False
         self._budget = SendBudget(settings.send_buffer, settings.send_buffer_limit)
-        self._prober = DatagramSizeProber(datagram_size)
+        self._datagram_sizes = datagram_sizes
+        self._prober = DatagramSizeProber(())
+        self._path: Address | None = None
+        self._octets_sent = self._octets_received = 0
+        quic.watch_path(self._black_hole)
         self._heard_at = clock.time()
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -151,6 +155,7 @@ class ConnectionDriver:
             self._repeat_farewell()
         elif self._phase is not Phase.OVER:
             self._heard_at = now
+            self._octets_received += len(data)
             self._in_batch = True
             try:
                 self._quic.receive_datagram(data, address, now)
@@ -215,8 +220,9 @@ class ConnectionDriver:
         leaving = self._quic.close_is_pending
         try:
             if leaving or not self._wire.blocked:
-                datagrams = self._quic.datagrams_to_send(now)
-                datagrams += self._probe(now)
+                datagrams = [] if leaving else self._probe(now)
+                datagrams += self._quic.datagrams_to_send(now)
+                self._octets_sent += sum([len(data) for data, _ in datagrams])
                 self._wire.send(datagrams)
                 if leaving:
                     self._farewell = datagrams
@@ -285,17 +291,37 @@ class ConnectionDriver:
     # The size of datagrams
 
     def _probe(self, now: float) -> list[tuple[bytes, Address]]:
-        if self._phase is not Phase.OPEN or not self._quic.handshake_confirmed:
+        quic = self._quic
+        if self._phase is not Phase.OPEN or not quic.handshake_confirmed or quic.has_ended:
             return []
-        if self._quic.has_ended or (size := self._prober.next_probe()) is None:
+        address = quic.get_peer_address()
+        if address != self._path:
+            self._path_changed(address)
+        if not quic.path_is_validated or (size := self._prober.next_probe(now)) is None:
             return []
-        return self._quic.probe(size, now, self._probe_ended)
+        return quic.probe(size, now, partial(self._probe_ended, self._prober))
 
-    def _probe_ended(self, arrived: bool) -> None:
-        size = self._prober.probe_ended(arrived)
+    def _path_changed(self, address: Address) -> None:
+        """Search the new path, unless only the port is new: that is the same path, translated."""
+        before, self._path = self._path, address
+        if before is None or before[0] != address[0]:
+            self._prober = DatagramSizeProber(self._datagram_sizes(address))
+            self._quic.set_datagram_size(SMALLEST_DATAGRAM)
+
+    def _probe_ended(self, prober: DatagramSizeProber, arrived: bool) -> None:
+        if prober is not self._prober:
+            return  # the path has changed since
+        size = prober.probe_ended(arrived, self._clock.time())
         if size is not None:
-            self._quic.raise_datagram_size(size)
-            self._log.debug("datagram_size_raised", octets=size)
+            self._quic.set_datagram_size(size)
+            self._log.info("datagram_size", octets=size)
+
+    def _black_hole(self) -> None:
+        size = self._quic.datagram_size
+        if size > SMALLEST_DATAGRAM:
+            self._prober.fell()
+            self._quic.set_datagram_size(SMALLEST_DATAGRAM)
+            self._log.warning("datagram_size_no_longer_passes", octets=size)
 
     # Timers
 

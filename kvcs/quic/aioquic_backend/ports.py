@@ -5,7 +5,7 @@ A socket and an event loop are one way to give them; a simulated network is anot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from kvcs.quic.aioquic_backend.ending import Ending
@@ -14,12 +14,20 @@ Address = Any
 """What the socket module calls an address: a tuple whose form depends on the family."""
 
 
+Sizes = Callable[[Address], Iterable[int]]
+"""Gives the UDP payloads, in octets, that are worth trying on the way to an address."""
+
+
 class Wire(Protocol):
     """Where a connection's datagrams go."""
 
     @property
     def blocked(self) -> bool:
         """Whether what was sent still waits for the socket; nothing more is built meanwhile."""
+
+    @property
+    def socket_buffers(self) -> tuple[int, int]:
+        """Octets that the socket buffers while receiving, and while sending."""
 
     def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
         """Send datagrams, in order; what the network refuses is lost."""

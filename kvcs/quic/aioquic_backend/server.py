@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
@@ -22,8 +23,8 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from kvcs.errors import ConnectionFailed
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
-from kvcs.quic.aioquic_backend.client import is_loopback
 from kvcs.quic.aioquic_backend.ending import Ending
+from kvcs.quic.aioquic_backend.paths import datagram_sizes
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
@@ -274,11 +275,7 @@ class AioquicListener:
             receiver_factory=self._receiver_factory,
             settings=settings,
             peer=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-            datagram_size=(
-                settings.loopback_datagram_size
-                if is_loopback(address)
-                else settings.max_datagram_size
-            ),
+            datagram_sizes=partial(datagram_sizes, pinned=settings.datagram_size),
         )
         entry = self._entries[transport] = _Entry(transport)
         self._handshakes.add(transport)

@@ -43,11 +43,9 @@ class QuicSettings:
     close_timeout: float = 1.0
     """Longest wait between `close` and `closed`, while a lost CONNECTION_CLOSE may be repeated."""
 
-    max_datagram_size: int = SMALLEST_DATAGRAM
-    """Largest UDP payload to send; more than 1200 is used once a probe of that size arrived."""
-
-    loopback_datagram_size: int = LARGEST_DATAGRAM
-    """The same for a peer on a loopback address, whose path carries more."""
+    datagram_size: int | None = None
+    """UDP payload to send, once the handshake is over and a probe of it arrived: 1200 to 16,000.
+    None finds the largest that the path carries; 1200 sends no more than what every path takes."""
 
     max_datagram_frame_size: int = 65_535
     """Largest DATAGRAM frame that we accept; MOQT wants DATAGRAM negotiated, so never 0."""
@@ -86,13 +84,12 @@ class QuicSettings:
     def __post_init__(self) -> None:
         if not self.alpn or not all(self.alpn):
             raise UsageError("alpn must name at least one protocol")
-        for name in ("max_datagram_size", "loopback_datagram_size"):
-            size = getattr(self, name)
-            if not SMALLEST_DATAGRAM <= size <= LARGEST_DATAGRAM:
-                raise UsageError(
-                    f"{name} must lie between {SMALLEST_DATAGRAM} and {LARGEST_DATAGRAM} octets,"
-                    f" not {size}: larger packets corrupt STREAM frames"
-                )
+        size = self.datagram_size
+        if size is not None and not SMALLEST_DATAGRAM <= size <= LARGEST_DATAGRAM:
+            raise UsageError(
+                f"datagram_size must lie between {SMALLEST_DATAGRAM} and {LARGEST_DATAGRAM} octets,"
+                f" not {size}: larger packets corrupt STREAM frames"
+            )
         for name in ("idle_timeout", "connect_timeout", "close_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0 s, not {getattr(self, name)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from kvcs.quic.aioquic_backend.driver import ConnectionDriver, Phase
-from kvcs.quic.aioquic_backend.ports import Clock, Owner, Wire
+from kvcs.quic.aioquic_backend.ports import Clock, Owner, Sizes, Wire
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
-from kvcs.quic.transport import Buffer, ReceiverFactory, TransportReceiver
+from kvcs.quic.transport import Buffer, ReceiverFactory, TransportReceiver, TransportStats
 
 CONTROL_MESSAGE_TIMEOUT: Final = 0x11
 """MOQT's session code for a peer that is too slow with control messages (§14)."""
@@ -31,7 +32,7 @@ class AioquicTransport(ConnectionDriver):
         receiver_factory: ReceiverFactory,
         settings: QuicSettings,
         peer: str,
-        datagram_size: int,
+        datagram_sizes: Sizes,
     ) -> None:
         """Wrap a connection; `receiver_factory` is called once, when its handshake is complete."""
         super().__init__(
@@ -41,7 +42,7 @@ class AioquicTransport(ConnectionDriver):
             owner=owner,
             settings=settings,
             peer=peer,
-            datagram_size=datagram_size,
+            datagram_sizes=datagram_sizes,
         )
         self._receiver_factory = receiver_factory
 
@@ -168,6 +169,23 @@ class AioquicTransport(ConnectionDriver):
     async def wait_closed(self) -> None:
         """Wait until the connection is over; cancelling leaves it as it is."""
         await self._closed.wait()
+
+    def stats(self) -> TransportStats:
+        """Figures of the path, now."""
+        quic, (receive_buffer, send_buffer) = self._quic, self._wire.socket_buffers
+        smallest = quic.smallest_rtt
+        return TransportStats(
+            datagram_size=quic.datagram_size,
+            rtt=quic.smoothed_rtt,
+            smallest_rtt=None if smallest == inf else smallest,
+            congestion_window=quic.congestion_window,
+            octets_in_flight=quic.octets_in_flight,
+            octets_sent=self._octets_sent,
+            octets_received=self._octets_received,
+            packets_lost=quic.packets_lost,
+            receive_buffer=receive_buffer,
+            send_buffer=send_buffer,
+        )
 
     @property
     def smoothed_rtt(self) -> float | None:

@@ -7,6 +7,8 @@ import errno
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
 from kvcs.errors import UsageError
@@ -27,6 +29,11 @@ MAX_QUEUED: Final = 4096
 _PMTU_PROBE: Final = 3
 """IP_PMTUDISC_PROBE of Linux: never fragment, and do not let a cached path MTU refuse a probe."""
 
+
+make_socket: ContextVar[Callable[[int, int], socket.socket]] = ContextVar(
+    "kvcs_make_socket", default=socket.socket
+)
+"""Makes a socket of a family and kind: the operating system's, or one of a virtual network."""
 
 REFUSALS: Final = (ConnectionRefusedError, ConnectionResetError)
 """How an ICMP "port unreachable" shows on a connected socket; the second on Windows."""
@@ -54,7 +61,7 @@ def bound_socket(family: int, local: Address | None, remote: Address | None) -> 
     Raises:
         OSError: an address is not available, in use, or has no route.
     """
-    sock = socket.socket(family, socket.SOCK_DGRAM)
+    sock = make_socket.get()(family, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
         if family == socket.AF_INET6 and local is not None and local[0] == "::":
@@ -82,28 +89,41 @@ def _forbid_fragments(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_IP, ip_mtu_discover, _PMTU_PROBE)
 
 
-_buffers_reported: set[tuple[str, int]] = set()
+_buffers_reported: set[tuple[int, int]] = set()
 
 
 def set_buffers(sock: socket.socket, octets: int) -> None:
-    """Ask for socket buffers; logs once per process what the kernel does not give.
+    """Ask for socket buffers; logs in one line, once per process, what the kernel does not give.
 
     A receive buffer smaller than a burst is where datagrams get lost between fast machines.
     """
-    for name, option, limit in (
-        ("SO_RCVBUF", socket.SO_RCVBUF, "net.core.rmem_max"),
-        ("SO_SNDBUF", socket.SO_SNDBUF, "net.core.wmem_max"),
-    ):
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         try:
             sock.setsockopt(socket.SOL_SOCKET, option, octets)
         except OSError as exc:
-            log.debug("socket_buffer_refused", option=name, error=str(exc))
-        got = sock.getsockopt(socket.SOL_SOCKET, option)
-        if sys.platform == "linux":
-            got //= 2  # the kernel counts its own overhead in
-        if got < octets and (name, got) not in _buffers_reported:
-            _buffers_reported.add((name, got))
-            log.warning("socket_buffer_small", option=name, asked=octets, got=got, raise_with=limit)
+            log.debug("socket_buffer_refused", option=option, error=str(exc))
+    got = receive, send = socket_buffers(sock)
+    if min(got) < octets and got not in _buffers_reported:
+        _buffers_reported.add(got)
+        limits = {"net.core.rmem_max": receive, "net.core.wmem_max": send}
+        log.warning(
+            "socket_buffers_small",
+            asked=octets,
+            receive=receive,
+            send=send,
+            advice="sysctl -w "
+            + " ".join(f"{name}={octets}" for name, size in limits.items() if size < octets),
+        )
+
+
+def socket_buffers(sock: socket.socket) -> tuple[int, int]:
+    """Octets that a socket buffers while receiving, and while sending."""
+    counted_twice = 2 if sys.platform == "linux" else 1  # the kernel counts its own overhead in
+    receive, send = (
+        sock.getsockopt(socket.SOL_SOCKET, option) // counted_twice
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF)
+    )
+    return receive, send
 
 
 class UdpSocket:
@@ -119,6 +139,7 @@ class UdpSocket:
         self._queue: deque[tuple[bytes, Address]] = deque()
         self._closed = False
         self._peer: Address | None = peer_of(sock)
+        self.socket_buffers = socket_buffers(sock)
         self._watch()
 
     @property
@@ -266,6 +287,7 @@ class PlainUdp:
         self._transport = transport
         self._protocol = protocol
         self._peer: Address | None = transport.get_extra_info("peername")
+        self.socket_buffers = socket_buffers(transport.get_extra_info("socket"))
 
     @property
     def blocked(self) -> bool:

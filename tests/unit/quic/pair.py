@@ -23,7 +23,7 @@ DELAY = 0.005
 
 CLIENT, SERVER = ("client", 1), ("server", 2)
 
-PLAIN = QuicSettings(loopback_datagram_size=1200)
+PLAIN = QuicSettings(datagram_size=1200)
 
 
 @cache
@@ -31,6 +31,10 @@ def identity() -> tuple[Certified, Certified]:
     """An authority and a server's certificate, made once per run."""
     ca = make_ca()
     return ca, make_certificate(ca)
+
+
+SMALLER = (8952, 1452)
+"""Sizes that are tried below the one a test asks for."""
 
 
 class Call:
@@ -128,6 +132,7 @@ class Side:
     """One end: its transport, its receiver, its end of the wire."""
 
     blocked = False
+    socket_buffers = (4096, 4096)
 
     def __init__(self, address: tuple[str, int], clock: VirtualClock) -> None:
         self.address = address
@@ -220,7 +225,10 @@ class Pair:
                 receiver_factory=side.make_receiver,
                 settings=settings,
                 peer=side.peer.address[0],
-                datagram_size=datagram_size,
+                datagram_sizes=lambda address: (
+                    datagram_size,
+                    *(s for s in SMALLER if s < datagram_size),
+                ),
             )
         if connect:
             self.connect()

@@ -1,9 +1,8 @@
-"""The send budget and the datagram size prober, as plain logic."""
+"""The send budget, as plain logic."""
 
 from __future__ import annotations
 
 from kvcs.quic.aioquic_backend.budget import SendBudget
-from kvcs.quic.aioquic_backend.prober import TRIES, DatagramSizeProber
 
 MIB = 1024 * 1024
 FLOOR, CEILING = 2 * MIB, 64 * MIB
@@ -43,33 +42,3 @@ def test_an_idle_sender_falls_back_to_the_floor() -> None:
     for tick in range(100, 2000):
         budget.acknowledged(0, tick / 100, 0.1)
     assert budget.limit == FLOOR
-
-
-def probes(prober: DatagramSizeProber, carries: int) -> tuple[list[int], int]:
-    """Run a prober on a path that carries so many octets: sizes probed, and size in use."""
-    probed, used = [], 1200
-    while (size := prober.next_probe()) is not None:
-        assert prober.next_probe() is None, "one probe at a time"
-        probed.append(size)
-        used = prober.probe_ended(size <= carries) or used
-    return probed, used
-
-
-def test_the_wanted_size_is_used_where_it_arrives() -> None:
-    assert probes(DatagramSizeProber(16_000), 65_000) == ([16_000], 16_000)
-
-
-def test_smaller_sizes_follow_after_some_losses() -> None:
-    probed, used = probes(DatagramSizeProber(16_000), 1500)
-    assert probed == [16_000] * TRIES + [8952] * TRIES + [1452]
-    assert used == 1452
-
-
-def test_a_path_that_carries_no_more_is_left_alone() -> None:
-    probed, used = probes(DatagramSizeProber(1452), 1300)
-    assert probed == [1452] * TRIES
-    assert used == 1200
-
-
-def test_nothing_is_probed_where_nothing_more_is_wanted() -> None:
-    assert probes(DatagramSizeProber(1200), 65_000) == ([], 1200)

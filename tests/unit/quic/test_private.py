@@ -8,14 +8,15 @@ import logging
 import pytest
 from aioquic.quic import connection
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.recovery import QuicPacketPacer
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
 
 from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.aioquic_backend.private import check_version
+from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.connection import MAX_PENDING_DATAGRAMS
 from kvcs.quic.aioquic_backend.private.packets import BURST_PACKETS, BurstPacer
-from tests.unit.quic.pair import PLAIN, Pair
+from tests.unit.quic.pair import Pair
 
 WINDOW = 64 * 1024
 
@@ -25,7 +26,7 @@ def small(
 ) -> QuicSettings:
     """Settings with limits that a test can reach."""
     return QuicSettings(
-        loopback_datagram_size=1200,
+        datagram_size=1200,
         receive_window=receive_window,
         stream_receive_window=stream_receive_window,
         uni_streams=uni_streams,
@@ -321,54 +322,10 @@ def test_waiting_datagrams_are_bounded() -> None:
     assert len(pair.client.quic._datagrams_pending) == MAX_PENDING_DATAGRAMS
 
 
-@pytest.mark.parametrize("wanted", [1452, 8952, 16_000])
-def test_a_larger_datagram_size_is_used_once_a_probe_arrived(wanted: int) -> None:
-    pair = Pair(datagram_size=wanted)
-    assert pair.client.transport.datagram_size == wanted
-    assert pair.server.transport.datagram_size == wanted
-    assert max(map(len, pair.client.sent)) == wanted
-    pair.client.transport.send(2, b"x" * 100_000, True)
-    pair.client.transport.flush()
-    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
-    assert pair.server.receiver.data[2] == b"x" * 100_000
-    assert sum(len(data) == wanted for data in pair.client.sent) > 2
-
-
-def test_a_path_that_drops_probes_keeps_the_largest_size_it_carries() -> None:
-    pair = Pair(datagram_size=16_000, connect=False)
-    for side in (pair.client, pair.server):
-        side.drop = lambda data: len(data) > 1500
-    pair.connect()
-    window = pair.client.quic._loss.congestion_window
-    pair.clock.run_until(lambda: pair.client.transport.datagram_size == 1452)
-    assert pair.client.quic._loss.congestion_window >= window, "a lost probe is no congestion"
-    pair.clock.run_for(5.0)
-    assert pair.client.transport.datagram_size == 1452
-
-
-def test_a_path_that_drops_all_probes_stays_at_the_smallest_size() -> None:
-    pair = Pair(datagram_size=16_000, connect=False)
-    for side in (pair.client, pair.server):
-        side.drop = lambda data: len(data) > 1200
-    pair.connect()
-    pair.clock.run_for(10.0)
-    assert pair.client.transport.datagram_size == 1200
-    assert pair.client.ending is None
-
-
-def test_a_probe_after_silence_is_not_called_lost_too_early() -> None:
-    pair = Pair()
-    pair.clock.run_for(5.0)
-    outcome: list[bool] = []
-    pair.client.send(pair.client.quic.probe(1300, pair.clock.time(), outcome.append))
-    pair.client.transport.flush()
-    pair.clock.run_until(lambda: bool(outcome))
-    assert outcome == [True]
-
-
-def test_facts_of_the_path_are_read() -> None:
-    pair = Pair(server=QuicSettings(idle_timeout=12.0))
-    assert pair.client.quic.effective_idle_timeout == 12.0
-    assert pair.client.transport.smoothed_rtt == pytest.approx(0.01, rel=0.5)
-    assert 0.01 <= pair.client.quic.smallest_rtt < 0.02
-    assert PLAIN.idle_timeout == 30.0
+def test_losses_reach_the_congestion_control_that_watches() -> None:
+    """The library tells a congestion control of each packet, in these calls."""
+    source = inspect.getsource(QuicPacketRecovery)
+    assert "self._cc.on_packet_acked(packet=packet, now=now)" in source
+    assert "self._cc.on_packets_expired(packets=lost_packets_cc)" in source
+    assert "self._cc.on_packets_lost(now=now, packets=lost_packets_cc)" in source
+    assert type(Pair().client.quic._loss._cc) is WatchingReno

@@ -14,7 +14,7 @@ def test_defaults() -> None:
     settings = QuicSettings()
     assert settings.alpn == ("moqt-22",)
     assert (settings.idle_timeout, settings.ping_interval) == (30.0, 10.0)
-    assert settings.max_datagram_size == 1200
+    assert settings.datagram_size is None, "found by probing"
     assert settings.uni_streams == settings.bidi_streams == 512
     assert settings.send_buffer == 2 * 1024 * 1024
     assert settings.receive_window == 16 * 1024 * 1024
@@ -26,9 +26,8 @@ def test_defaults() -> None:
     [
         {"alpn": ()},
         {"alpn": ("",)},
-        {"max_datagram_size": 1199},
-        {"max_datagram_size": 16_001},
-        {"loopback_datagram_size": 16_001},
+        {"datagram_size": 1199},
+        {"datagram_size": 16_001},
         {"idle_timeout": 0.0},
         {"connect_timeout": -1.0},
         {"close_timeout": 0.0},
@@ -56,4 +55,4 @@ def test_impossible_values_are_refused_by_name(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [1200, 1452, 8952, 16_000])
 def test_datagram_sizes_up_to_the_cap_are_taken(size: int) -> None:
-    assert QuicSettings(max_datagram_size=size).max_datagram_size == size
+    assert QuicSettings(datagram_size=size).datagram_size == size

@@ -162,7 +162,7 @@ def test_a_stream_that_is_only_received_cannot_be_reset_nor_one_sent_be_stopped(
 
 def test_the_budget_bounds_what_waits_in_the_library() -> None:
     budget = 100_000
-    pair = Pair(client=QuicSettings(loopback_datagram_size=1200, send_buffer=budget))
+    pair = Pair(client=QuicSettings(datagram_size=1200, send_buffer=budget))
     client = pair.client.transport
     pair.client.drop = lambda data: True
     handed = 0
@@ -354,7 +354,7 @@ def test_stops_and_resets_at_any_instant_leave_the_connection_alive(seed: int) -
 
 
 def test_close_ends_though_the_peer_is_gone() -> None:
-    pair = Pair(client=QuicSettings(loopback_datagram_size=1200, close_timeout=0.5))
+    pair = Pair(client=QuicSettings(datagram_size=1200, close_timeout=0.5))
     pair.client.drop = lambda data: True
     pair.client.transport.close(3, "why not")
     begun = pair.clock.time()
@@ -366,7 +366,7 @@ def test_close_ends_though_the_peer_is_gone() -> None:
 
 
 def test_a_lost_close_is_repeated_to_a_peer_that_goes_on() -> None:
-    pair = Pair(client=QuicSettings(loopback_datagram_size=1200, close_timeout=5.0))
+    pair = Pair(client=QuicSettings(datagram_size=1200, close_timeout=5.0))
     pair.client.drop = lambda data: True
     pair.client.transport.close(3, "lost once")
     pair.client.drop = lambda data: False
@@ -377,7 +377,7 @@ def test_a_lost_close_is_repeated_to_a_peer_that_goes_on() -> None:
 
 
 def test_silence_ends_a_connection() -> None:
-    settings = QuicSettings(loopback_datagram_size=1200, idle_timeout=4.0, ping_interval=None)
+    settings = QuicSettings(datagram_size=1200, idle_timeout=4.0, ping_interval=None)
     pair = Pair(client=settings, server=settings)
     pair.clock.run_for(8.0)
     for side in (pair.client, pair.server):
@@ -387,7 +387,7 @@ def test_silence_ends_a_connection() -> None:
 
 
 def test_pings_keep_a_silent_connection() -> None:
-    settings = QuicSettings(loopback_datagram_size=1200, idle_timeout=4.0, ping_interval=1.0)
+    settings = QuicSettings(datagram_size=1200, idle_timeout=4.0, ping_interval=1.0)
     pair = Pair(client=settings, server=QuicSettings(ping_interval=None))
     pair.clock.run_for(60.0)
     assert not ends(pair.client.receiver) and not ends(pair.server.receiver)
@@ -403,7 +403,7 @@ def test_pings_follow_a_peer_with_a_shorter_timeout() -> None:
 
 
 def test_a_vanished_peer_is_noticed_in_spite_of_pings() -> None:
-    settings = QuicSettings(loopback_datagram_size=1200, idle_timeout=4.0, ping_interval=1.0)
+    settings = QuicSettings(datagram_size=1200, idle_timeout=4.0, ping_interval=1.0)
     pair = Pair(client=settings)
     pair.server.drop = lambda data: True
     pair.clock.run_for(12.0)

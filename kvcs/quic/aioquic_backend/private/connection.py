@@ -15,6 +15,7 @@ from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
@@ -53,6 +54,9 @@ class Connection(ReceivingConnection):
         self._data_credit = 0
         self.peer_closed = False
         self._loss._pacer = BurstPacer(max_datagram_size=configuration.max_datagram_size)
+        self._loss._cc = self._congestion = WatchingReno(
+            max_datagram_size=configuration.max_datagram_size
+        )
 
     # What we may send.
 
@@ -250,11 +254,44 @@ class Connection(ReceivingConnection):
         """Largest UDP payload that is sent now."""
         return self._max_datagram_size
 
-    def raise_datagram_size(self, size: int) -> None:
-        """Send larger datagrams from now on; pacing and congestion control count in them."""
+    @property
+    def path_is_validated(self) -> bool:
+        """Whether the peer is known to be at the address that we send to."""
+        return self._network_paths[0].is_validated
+
+    @property
+    def congestion_window(self) -> int:
+        """Octets that may be on the way at once."""
+        return self._loss.congestion_window
+
+    @property
+    def octets_in_flight(self) -> int:
+        """Octets on the way, which the peer has not acknowledged."""
+        return self._loss.bytes_in_flight
+
+    @property
+    def packets_lost(self) -> int:
+        """Packets called lost since the start."""
+        return self._congestion.packets_lost
+
+    def watch_path(self, black_hole: Callable[[], None]) -> None:
+        """Call `black_hole` when datagrams of the size in use no longer arrive."""
+        self._congestion.on_black_hole = black_hole
+
+    def set_datagram_size(self, size: int) -> None:
+        """Send datagrams of up to `size` octets from now on.
+
+        Pacing and congestion control count in them. DATAGRAM frames that no longer fit are
+        dropped: they would block all behind them.
+        """
         self._max_datagram_size = size
         self._loss._pacer._max_datagram_size = size
-        cast(Any, self._loss._cc)._max_datagram_size = size
+        self._congestion._max_datagram_size = size
+        largest = self.largest_datagram()
+        waiting = [data for data in self._datagrams_pending if len(data) <= largest]
+        if len(waiting) < len(self._datagrams_pending):
+            self._datagrams_pending.clear()
+            self._datagrams_pending.extend(waiting)
 
     def probe(self, size: int, now: float, done: Callable[[bool], None]) -> list[tuple[bytes, Any]]:
         """Build a datagram of exactly `size` octets, to learn whether the path carries it.

@@ -1,0 +1,73 @@
+"""What the kernel says of the path to an address, and which datagram sizes that suggests."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from typing import Final
+
+from kvcs.observe import get_logger
+from kvcs.quic.aioquic_backend.ports import Address
+from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, SMALLEST_DATAGRAM
+
+log = get_logger("kvcs.quic")
+
+COMMON_SIZES: Final = (8952, 1452, 1412, 1372, 1332)
+"""UDP payloads of jumbo frames, of plain Ethernet, and of Ethernet below usual tunnels, each less
+48 octets of IPv6 and UDP headers."""
+
+_IP_MTU: Final = 14
+_IPV6_MTU: Final = 24
+"""Linux: the MTU of the route that a socket is connected over."""
+
+_HEADERS: Final = {socket.AF_INET: 28, socket.AF_INET6: 48}
+"""Octets of the IP and UDP headers."""
+
+
+def datagram_sizes(address: Address, pinned: int | None = None) -> tuple[int, ...]:
+    """UDP payloads to try on the way to an address, in octets, largest first.
+
+    A route over the loopback interface, which every address of this machine has, carries the
+    largest that the library can build; elsewhere the MTU of the local interface is the most that
+    can pass, and what is common on paths is tried below it.
+
+    Args:
+        address: of the peer.
+        pinned: the one size to use; 1200 tries nothing.
+    """
+    if pinned is not None:
+        return (pinned,) if pinned > SMALLEST_DATAGRAM else ()
+    host = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
+        host = host.ipv4_mapped
+        address = (str(host), address[1])
+    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
+    mtu = route_mtu(family, address)
+    if mtu is not None:
+        largest = min(mtu - _HEADERS[family], LARGEST_DATAGRAM)
+    else:
+        largest = LARGEST_DATAGRAM if host.is_loopback else max(COMMON_SIZES[1:])
+    return tuple(
+        size
+        for size in (largest, *(size for size in COMMON_SIZES if size < largest))
+        if size > SMALLEST_DATAGRAM
+    )
+
+
+def route_mtu(family: int, address: Address) -> int | None:
+    """MTU of the route to an address, in octets; None where the kernel does not tell.
+
+    Nothing is sent: connecting a UDP socket only looks the route up.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            if family == socket.AF_INET6:
+                return sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+            return sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    except OSError as exc:
+        log.debug("route_mtu_unknown", address=str(address[0]), error=str(exc))
+        return None

@@ -5,8 +5,8 @@
 
     session.requester.subscribe(...)           session.responder.accept_subscribe(...)
 
-Their streams are in `requests`, the control streams in `control`, and what the peer sends on data
-streams goes through `data_streams`.
+Their streams are in `requests`, the control streams in `control`. What is sent for subscriptions
+and fetches is in `deliveries`, what is received for them in `receptions`, on `data_streams`.
 
 No method waits, opens a socket or reads a clock. After each input the shell drains `next_action`
 and `next_event`, and calls `receive_timer` when `next_timer` is due.
@@ -30,13 +30,17 @@ from kvcs.moqt.actions import (
 )
 from kvcs.moqt.control import ControlStreams
 from kvcs.moqt.data import ObjectDatagram, decode_datagram
+from kvcs.moqt.deliveries import Deliveries
 from kvcs.moqt.delivery import ObjectSender
 from kvcs.moqt.errors import ProtocolViolation, SessionCode
 from kvcs.moqt.events import Event, SessionClosed
+from kvcs.moqt.prefixes import AskedPrefixes, WatchedPrefixes
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.receiving import DataStreams
+from kvcs.moqt.receptions import Receptions
 from kvcs.moqt.request_streams import RequestStreams
 from kvcs.moqt.requester import Requester
+from kvcs.moqt.requests import Request
 from kvcs.moqt.responder import Responder
 from kvcs.moqt.scheduler import Scheduler
 from kvcs.moqt.settings import Role, SessionSettings
@@ -75,7 +79,11 @@ class Session:
         self.requests = RequestStreams(self)
         self.requester = Requester(self)
         self.responder = Responder(self)
-        self.data_streams = DataStreams(self.requester, self.settings.early)
+        self.deliveries = Deliveries(self)
+        self.receptions = Receptions(self)
+        self.asked_prefixes = AskedPrefixes(self)
+        self.watched_prefixes = WatchedPrefixes(self)
+        self.data_streams = DataStreams(self.receptions, self.settings.early)
         self._on_wake = on_wake
         self._outbox: deque[Action] = deque()
         self._events: deque[Event] = deque()
@@ -263,6 +271,24 @@ class Session:
     def tell_time(self, now: float) -> None:
         """Take over the caller's clock."""
         self.now = max(self.now, now)
+
+    def end_request(self, request: Request) -> None:
+        """A request is over, on its stream too."""
+        if request.ours:
+            self.requester.end(request)
+        else:
+            self.responder.end(request)
+
+    def complete_request(self, request: Request) -> None:
+        """A request ended as it should."""
+        self.requests.finish(request)
+        self.end_request(request)
+
+    def cancel_request(self, request: Request, code: int) -> None:
+        """Give a request up: its streams are reset and stopped with ``code`` (§6.4.2.3)."""
+        self.requests.abandon(request, code)
+        self.receptions.forget(request.request_id, code)
+        self.end_request(request)
 
     def stop_stream(self, stream_id: int, code: int) -> None:
         """STOP_SENDING a data stream."""

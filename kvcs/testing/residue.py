@@ -9,14 +9,11 @@ from kvcs.moqt.store import Track
 
 _TABLES = {
     "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended"),
-    "requester": ("_expected", "_namespaces", "_done", "_fetch_finished"),
-    "responder": (
-        "_subscriptions",
-        "_fetches",
-        "_fetch_requests",
-        "_namespaces",
-        "_pending_updates",
-    ),
+    "responder": ("_fetch_requests", "_pending_updates"),
+    "deliveries": ("_subscriptions", "_fetches"),
+    "receptions": ("_expected", "_done", "_fetch_finished"),
+    "asked_prefixes": ("_namespaces",),
+    "watched_prefixes": ("_namespaces",),
     "data_streams": ("_streams", "_aliases", "_fetches", "_early", "_rules"),
 }
 

@@ -249,7 +249,7 @@ class HandMade:
         self._toy = toy
         self._name = name
         self._request_id = request_id
-        self._alias = connection.core.responder._subscriptions[request_id].track_alias
+        self._alias = connection.core.deliveries._subscriptions[request_id].track_alias
 
     def stream(
         self, layer: int, *objects: tuple[int, bytes | int], end_of_group: bool = True

@@ -160,7 +160,7 @@ def test_nothing_is_named_before_the_reply_or_for_a_request_that_is_over() -> No
     bench.core.responder.accept(0)
     bench.drain()
     assert bench.replies(stream) == [OK]
-    assert residue(bench.core).get("responder._namespaces") is None
+    assert residue(bench.core).get("asked_prefixes._namespaces") is None
 
 
 @pytest.mark.parametrize("first", [m.Namespace((b"a",)), m.PublishDone(0x2, 0, "")])

@@ -33,6 +33,7 @@ __all__ = [
     "PublicationAborted",
     "PublicationError",
     "PublicationNotFound",
+    "Redirected",
     "RequestError",
     "SessionError",
     "StoreFull",
@@ -93,6 +94,31 @@ class RequestError(KvcsError):
         self.retry_after_ms = retry_after_ms
         if code is not None:
             self.code = code
+
+
+class Redirected(RequestError):
+    """The peer says that a request is to be made elsewhere (MOQT 9.4), and it was not followed.
+
+    Attributes:
+        uri: `moqt` URI of the session to use; empty for the one that was asked.
+        namespace: Track Namespace to ask for there.
+        track_name: Track Name to ask for; empty for a request for a namespace.
+    """
+
+    code = 0x34
+
+    def __init__(
+        self,
+        reason: str,
+        uri: str,
+        namespace: tuple[bytes, ...],
+        track_name: bytes = b"",
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(reason or "redirected", retry_after_ms=retry_after_ms)
+        self.uri = uri
+        self.namespace = namespace
+        self.track_name = track_name
 
 
 class StreamError(KvcsError):

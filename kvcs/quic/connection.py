@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kvcs.errors import ConnectionClosed, KvcsError, RequestError
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCode
-from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.moqt.uri import parse_uri
 from kvcs.observe import get_logger
 from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
+from kvcs.quic.replies import Replies, Reply
 from kvcs.quic.transport import Transport
+
+if TYPE_CHECKING:
+    from kvcs.quic.link import Link
 
 _log = get_logger("kvcs.quic")
 
@@ -33,8 +38,6 @@ PeerRequest = (
 Answerer = Callable[["Connection", PeerRequest], bool]
 """Asked for each request of the peer; True when it has taken it."""
 
-Reply = SubscribeOk | FetchOk | RequestOk
-
 _FINAL = (
     events.RequestRefused,
     events.SubscriptionEnded,
@@ -45,6 +48,9 @@ _FINAL = (
 
 class Connection:
     """One MOQT session over QUIC; what `kvcs.connect` gives.
+
+    A session that is lost, or that its peer sends away, is over for good; where `connect` was told
+    to come back, `link` has the session that follows it, and Publisher and Subscriber go on there.
 
     Publisher and Subscriber work on it. For MOQT itself there are `core`, whose `requester` and
     `responder` make and answer requests, `handle` and `reply` to follow a request of ours, and
@@ -61,6 +67,7 @@ class Connection:
         *,
         peer: str = "",
         observer: Callable[[Connection, events.Event], None] | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.transport = transport
         self.peer = peer or transport.peer
@@ -69,16 +76,22 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._observer = observer
         self._handlers: dict[int, Handler] = {}
-        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._replies = Replies()
         self._answerers: list[Answerer] = []
         self._cancellations: dict[int, Handler] = {}
         self._on_closed: list[Callable[[], None]] = []
         self._on_goaway: list[Callable[[], None]] = []
+        self._holders: set[object] = set()
+        self._released = asyncio.Event()
+        self.goaway_received: events.GoawayReceived | None = None
+        """The peer's GOAWAY for the session, once it came (§9.2)."""
+        self.link: Link | None = None
+        """What replaces the session when it is lost, if something does."""
         self._closed_event: events.SessionClosed | None = None
         self._established = asyncio.Event()
         self._transport_gone = asyncio.Event()
         self._pumped = asyncio.Event()
-        self.origin = Origin()
+        self.origin = Origin() if origin is None else origin
         """What this process publishes on the session; offered to the peer by `Origin.attach`."""
         self.namespaces = Namespaces(self)
         """Which namespaces the peer announces."""
@@ -131,19 +144,16 @@ class Connection:
         Cancelling this wait cancels the request.
 
         Raises:
-            RequestError: the peer refused it; `code` is the peer's.
+            RequestError: the peer refused it; `code` is the peer's. `Redirected` where it names
+                another place.
             ConnectionClosed: the session ended.
         """
         self.check_open()
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        self._replies[request_id] = future
         try:
-            return await future
+            return await self._replies.wait(request_id)
         except asyncio.CancelledError:
             self.cancel(request_id)
             raise
-        finally:
-            self._replies.pop(request_id, None)
 
     def cancel(self, request_id: int) -> None:
         """Cancel a request of ours, or forget one that is over; quiet in every state."""
@@ -177,8 +187,59 @@ class Connection:
             self._on_closed.remove(callback)
 
     def on_goaway(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once if the peer says that it will close the session (§9.2)."""
-        self._on_goaway.append(callback)
+        """Call ``callback`` once the peer says, or has said, that it will close the session."""
+        if self.goaway_received is not None:
+            callback()
+        else:
+            self._on_goaway.append(callback)
+
+    def goaway(
+        self, new_session_uri: str = "", *, timeout: float = 0.0, request_id: int | None = None
+    ) -> None:
+        """Tell the peer to move the session, or one request, elsewhere (§9.2).
+
+        Args:
+            new_session_uri: a `moqt` URI; empty for the one it has. Servers only.
+            timeout: seconds it has to do so; then the session is closed with GOAWAY_TIMEOUT if
+                requests are open, or the request's stream is reset. 0 names no deadline.
+            request_id: the request; the whole session where None.
+
+        Raises:
+            UsageError: the URI is no `moqt` URI, a client names one, or there is no such request.
+        """
+        if new_session_uri:
+            parse_uri(new_session_uri)
+        timeout_ms = round(timeout * 1000)
+        if request_id is None:
+            self.core.goaway(new_session_uri, timeout_ms, now=self.now)
+        else:
+            self.core.control.goaway_request(request_id, new_session_uri, timeout_ms, now=self.now)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new requests may be made: it is open, and the peer does not send us away."""
+        return self.is_open and self.goaway_received is None
+
+    def hold(self, holder: object) -> None:
+        """Note that ``holder`` still needs the session: who would replace it waits."""
+        self._holders.add(holder)
+        self._released.clear()
+
+    def release(self, holder: object) -> None:
+        """Undo `hold`; quiet where nothing is held."""
+        self._holders.discard(holder)
+        if not self._holders:
+            self._released.set()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody still needs the session."""
+        return bool(self._holders) and self.is_open
+
+    async def released(self) -> None:
+        """Wait until nobody needs the session any more, or it is over."""
+        while self.is_held:
+            await self._released.wait()
 
     async def drain(self) -> None:
         """Wait until the peer has acknowledged what was handed over so far, or the session ends."""
@@ -329,7 +390,11 @@ class Connection:
             return
         request_id: int | None = getattr(event, "request_id", None)
         if request_id is None:
-            self._log.info("goaway_received")
+            assert isinstance(event, events.GoawayReceived)  # all others belong to a request
+            self._log.info(
+                "goaway_received", uri=event.new_session_uri, timeout_ms=event.timeout_ms
+            )
+            self.goaway_received = event
             callbacks, self._on_goaway = self._on_goaway, []
             for callback in callbacks:
                 callback()
@@ -342,27 +407,12 @@ class Connection:
         if isinstance(event, PeerRequest):
             self._answer(event)
             return
-        self._resolve_reply(request_id, event)
+        self._replies.take(request_id, event)
         handler = self._handlers.get(request_id)
         if handler is not None:
             handler(event)
         if isinstance(event, _FINAL) or isinstance(event, events.RequestCancelled):
             self._handlers.pop(request_id, None)
-
-    def _resolve_reply(self, request_id: int, event: events.Event) -> None:
-        future = self._replies.get(request_id)
-        if future is None or future.done():
-            return
-        if isinstance(event, events.RequestAccepted):
-            future.set_result(event.reply)
-        elif isinstance(event, events.RequestRefused):
-            error = event.error
-            retry = error.retry_interval - 1 if error.retry_interval else None
-            future.set_exception(RequestError(error.reason, error.error_code, retry))
-        elif isinstance(event, events.RequestCancelled):
-            future.set_exception(RequestError("the peer ended the request without an answer"))
-        elif isinstance(event, events.TrackMalformed):
-            future.set_exception(RequestError(event.reason, RequestCode.MALFORMED_TRACK))
 
     def _answer(self, event: PeerRequest) -> None:
         for answerer in list(self._answerers):
@@ -387,9 +437,8 @@ class Connection:
             self._log.warning("session_closed", **facts)
         self._established.set()
         self._pumped.set()
-        for future in list(self._replies.values()):
-            if not future.done():
-                future.set_exception(self.close_error())
+        self._released.set()
+        self._replies.fail(self.close_error())
         self._cancellations.clear()
         handlers, self._handlers = self._handlers, {}
         for handler in handlers.values():

@@ -18,7 +18,7 @@ from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
 from kvcs.kv import Descriptor, Prefix, Scope
 from kvcs.kvfile import KvFile, load_kv_file
-from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.aioquic_backend import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import connect, token_octets
 
@@ -64,6 +64,16 @@ TokenOption = Annotated[
 InsecureOption = Annotated[
     bool,
     typer.Option("--insecure-accept-any-certificate", help="Do not verify the peer. Tests only."),
+]
+DatagramSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--datagram-size",
+        min=SMALLEST_DATAGRAM,
+        max=LARGEST_DATAGRAM,
+        metavar="OCTETS",
+        help="UDP payload to send; what the path carries by default.",
+    ),
 ]
 LikeOption = Annotated[
     Path | None,
@@ -119,6 +129,8 @@ class Peer:
     insecure: bool
     within: float | None = None
     """Seconds in which the user wants all to be over; connecting takes no longer."""
+    datagram_size: int | None = None
+    """Octets of UDP payload to send; None finds what the path carries."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
@@ -133,7 +145,7 @@ class Peer:
                 " --publication takes a whole holder URI"
             )
         token = None if self.token_file is None else read_token(self.token_file)
-        quic = QuicSettings()
+        quic = QuicSettings(datagram_size=self.datagram_size)
         if self.within:
             quic = replace(quic, connect_timeout=min(self.within, quic.connect_timeout))
         async with connect(

@@ -15,6 +15,7 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     CaOption,
+    DatagramSizeOption,
     InsecureOption,
     LinesOption,
     Peer,
@@ -28,6 +29,7 @@ from kvcs.cli.output import Output, octets_text
 from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.publisher import Publication, Publisher, PublisherSettings
+from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server, serve
 
@@ -61,6 +63,7 @@ def register(app: typer.Typer) -> None:
         ca: CaOption = None,
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
+        datagram_size: DatagramSizeOption = None,
         retain: Annotated[
             float | None,
             typer.Option(
@@ -95,7 +98,9 @@ def register(app: typer.Typer) -> None:
         prefix = prefix_of(cache, files.read_scope(scope_key_file, output))
         told = Lines(lines)
         settings = PublisherSettings(retention=retention)
-        async with _session(relay, bind, cert, key, ca, token_file, insecure) as session:
+        peer = None if relay is None else Peer(relay, ca, token_file, insecure, None, datagram_size)
+        quic = QuicSettings(datagram_size=datagram_size)
+        async with _session(peer, bind, cert, key, quic) as session:
             where = session.url if isinstance(session, Server) else relay or ""
             async with Publisher(session, settings=settings).publish(prefix) as publication:
                 uri = publication.uri(where)
@@ -109,24 +114,18 @@ def register(app: typer.Typer) -> None:
 
 @asynccontextmanager
 async def _session(
-    relay: str | None,
-    bind: str | None,
-    cert: Path | None,
-    key: Path | None,
-    ca: Path | None,
-    token_file: Path | None,
-    insecure: bool,
+    peer: Peer | None, bind: str | None, cert: Path | None, key: Path | None, quic: QuicSettings
 ) -> AsyncIterator[Connection | Server]:
-    if relay is not None and bind is None:
-        async with Peer(relay, ca, token_file, insecure).connect() as connection:
+    if peer is not None and bind is None:
+        async with peer.connect() as connection:
             yield connection
         return
-    if relay is not None or bind is None:
+    if peer is not None or bind is None:
         raise UsageError("say where to publish: --relay URL, or --serve HOST:PORT")
     if cert is None or key is None:
         raise UsageError("--serve needs --cert FILE and --key FILE; `kvcs certs` makes them")
     host, port = parse_address(bind, RELAY_PORT)
-    async with serve(host, port, cert=cert, key=key) as server:
+    async with serve(host, port, cert=cert, key=key, quic=quic) as server:
         yield server
 
 

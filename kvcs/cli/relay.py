@@ -10,8 +10,9 @@ import typer
 
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
-from kvcs.cli.options import LinesOption, parse_address
+from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address
 from kvcs.cli.output import Output
+from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import Relay, RelaySettings
 from kvcs.relay.settings import RelayLimits
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
                 "--allow-anyone", help="Serve whoever connects: there is no other way yet."
             ),
         ] = False,
+        datagram_size: DatagramSizeOption = None,
         lines: LinesOption = False,
     ) -> None:
         """Run a relay until interrupted.
@@ -61,6 +63,7 @@ def register(app: typer.Typer) -> None:
             key=key,
             limits=RelayLimits(cache_octets=cache_mib * MIB),
             allow_anyone=allow_anyone,
+            quic=QuicSettings(datagram_size=datagram_size),
         )
         told = Lines(lines)
         async with Relay(settings) as running:

@@ -13,6 +13,7 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     CaOption,
+    DatagramSizeOption,
     DeadlineOption,
     DescriptorOption,
     InsecureOption,
@@ -66,6 +67,7 @@ def register(app: typer.Typer) -> None:
         ca: CaOption = None,
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
+        datagram_size: DatagramSizeOption = None,
         deadline: DeadlineOption = None,
         wait: WaitOption = None,
         lines: LinesOption = False,
@@ -74,7 +76,7 @@ def register(app: typer.Typer) -> None:
         prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
         await _retrieve(
             output,
-            Peer(relay, ca, token_file, insecure, deadline),
+            Peer(relay, ca, token_file, insecure, deadline, datagram_size),
             prefix,
             out,
             compare,
@@ -107,6 +109,7 @@ def register(app: typer.Typer) -> None:
         ca: CaOption = None,
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
+        datagram_size: DatagramSizeOption = None,
         deadline: DeadlineOption = None,
         wait: WaitOption = 0.0,
         lines: LinesOption = False,
@@ -118,7 +121,7 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--blocks starts at 0: a later block needs those before it")
         await _retrieve(
             output,
-            Peer(relay, ca, token_file, insecure, deadline),
+            Peer(relay, ca, token_file, insecure, deadline, datagram_size),
             prefix,
             out,
             compare,

@@ -11,10 +11,16 @@ import logging
 from kvcs.quic.aioquic_backend.client import connect_quic
 from kvcs.quic.aioquic_backend.driver import Negotiated
 from kvcs.quic.aioquic_backend.server import AioquicListener, listen_quic
-from kvcs.quic.aioquic_backend.settings import QuicSettings
+from kvcs.quic.aioquic_backend.settings import (
+    LARGEST_DATAGRAM,
+    SMALLEST_DATAGRAM,
+    QuicSettings,
+)
 from kvcs.quic.aioquic_backend.transport import AioquicTransport
 
 __all__ = [
+    "LARGEST_DATAGRAM",
+    "SMALLEST_DATAGRAM",
     "AioquicListener",
     "AioquicTransport",
     "Negotiated",

@@ -72,6 +72,7 @@ def test_every_option_says_in_words_what_it_is_for(run: Run, command: str) -> No
     if command in NETWORK:
         assert {"--ca", "--token-file", "--scope-key-file"} <= options.keys()
         assert "--insecure-accept-any-certificate" in options, "never cut off"
+    assert ("--datagram-size" in options) == (command in FREE_LINES)
     arguments = entries(ran.out, "Arguments")
     assert bool(arguments) == (command in {"inspect", "publish"})
     for name, text in {**options, **arguments}.items():

@@ -152,6 +152,7 @@ class ControlStreams:
                 assert isinstance(message, messages.Setup)  # the reader lets nothing else through
                 self._take_setup(message)
                 established = True
+        self._reader.check()
         if fin:
             raise ProtocolViolation("the control stream was closed")
         return established

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from kvcs.errors import RequestError
 from kvcs.moqt import messages
 from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
-from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
+from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.filters import Range, RangeFilters
+from kvcs.moqt.limits import Limit
+from kvcs.moqt.load import overloaded
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.publishing import DEFAULT_SUBSCRIBER_PRIORITY, SubscriptionDelivery
@@ -22,9 +24,6 @@ from kvcs.moqt.store import Track
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session
-
-RETRY_LOAD_MS = 1000
-"""Retry Interval that goes with EXCESSIVE_LOAD."""
 
 
 class Deliveries:
@@ -105,6 +104,8 @@ class Deliveries:
         before = RangeFilters() if delivery is None else delivery.filters
         outer = before.replaced_by(parameters.items)
         limit = self._session.settings.max_filter_ranges
+        if outer.range_count > limit:
+            self._session.limits.reached(Limit.FILTER_RANGES)
         outer.check(limit)
         fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
@@ -122,6 +123,7 @@ class Deliveries:
         if delivery is not None:
             fills = self._session.settings.max_fills
             if ParameterType.FILL_PARAMETERS in parameters and delivery.fills >= fills:
+                self._session.limits.reached(Limit.CONCURRENT_FILLS)
                 raise overloaded("too many fills at a time")
             # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
             largest = delivery.track.largest
@@ -242,11 +244,6 @@ _STREAM_CODES: dict[int, StreamCode] = {
     PublishDoneCode.MALFORMED_TRACK: StreamCode.MALFORMED_TRACK,
 }
 """Reset code that goes with a PUBLISH_DONE status."""
-
-
-def overloaded(reason: str) -> RequestError:
-    """The refusal of what is too much now."""
-    return RequestError(reason, RequestCode.EXCESSIVE_LOAD, RETRY_LOAD_MS)
 
 
 def largest_object(largest: Location | None) -> Parameters:

@@ -111,3 +111,67 @@ class LocationSet:
             assert before is not None  # `start` lies before it
             return start, before
         return start, end
+
+
+class Runs:
+    """A set of integers kept as sorted, disjoint, inclusive runs; runs that touch are one."""
+
+    __slots__ = ("_bounds",)
+
+    def __init__(self) -> None:
+        self._bounds: list[int] = []
+        """First and last number of each run, flat; equal where it has one number."""
+
+    def __len__(self) -> int:
+        """Number of runs: what the set costs."""
+        return len(self._bounds) // 2
+
+    @property
+    def last(self) -> int:
+        """The largest number; -1 while there is none."""
+        return self._bounds[-1] if self._bounds else -1
+
+    def first_in(self, low: int, high: int) -> int | None:
+        """The smallest number of the set in ``low``..``high``; None where there is none."""
+        bounds = self._bounds
+        index = bisect_left(bounds, low)
+        if index & 1:
+            return low  # inside a run, or its last number
+        if index < len(bounds) and bounds[index] <= high:
+            return bounds[index]
+        return None
+
+    def __contains__(self, number: int) -> bool:
+        return self.first_in(number, number) is not None
+
+    def append(self, number: int) -> int:
+        """Add a number; returns how many runs more there are now: 1, 0 or -1.
+
+        Cheap where numbers come in ascending order.
+        """
+        bounds = self._bounds
+        last = bounds[-1] if bounds else -1
+        if number > last:
+            if number == last + 1 and bounds:
+                bounds[-1] = number
+                return 0
+            bounds += (number, number)
+            return 1
+        before = len(self)
+        self.add(number, number)
+        return len(self) - before
+
+    def add(self, low: int, high: int) -> None:
+        """Add ``low`` to ``high``, both inclusive; merges with neighbours."""
+        bounds = self._bounds
+        # Runs from `start` to `stop` overlap or touch the new one.
+        start = bisect_left(bounds, low - 1) & ~1
+        stop = (bisect_right(bounds, high + 1) + 1) & ~1
+        if start < stop:
+            low = min(low, bounds[start])
+            high = max(high, bounds[stop - 1])
+        bounds[start:stop] = [low, high]
+
+    def forget_half(self) -> None:
+        """Drop the lower half of the runs, to make room."""
+        del self._bounds[: len(self) // 2 * 2]

@@ -302,25 +302,40 @@ def check_track_properties(properties: KeyValues, known: Collection[int] = ()) -
             raise UnsupportedExtension(f"Mandatory Track Property {type_:#x} is not known")
 
 
-def check_object_properties(properties: KeyValues, location: Location | None = None) -> None:
+def check_object_properties(
+    properties: KeyValues, location: Location | None = None
+) -> tuple[int | None, int | None]:
     """Check the Properties of one Object (§10, §12.1).
 
     Args:
         properties: the decoded Object Properties.
         location: the Object's; with it, gaps larger than its IDs are found.
 
+    Returns:
+        PRIOR_GROUP_ID_GAP and PRIOR_OBJECT_ID_GAP; None where the Object has none.
+
     Raises:
         MalformedTrack: IMMUTABLE_PROPERTIES cannot be read, a Mandatory Track Property is
             among them, or a gap repeats or is larger than the ID.
     """
-    inner = _immutable(properties)
-    counts = Counter(type_ for type_, _ in properties.items + inner.items)
-    for type_ in counts:
+    group_gap: int | None = None
+    object_gap: int | None = None
+    for type_, value in properties.items + _immutable(properties).items:
         if type_ in MANDATORY_TRACK_PROPERTIES:
             raise MalformedTrack(f"Mandatory Track Property {type_:#x} on an Object")
-    for gap, which in ((Property.PRIOR_GROUP_ID_GAP, 0), (Property.PRIOR_OBJECT_ID_GAP, 1)):
-        if counts[gap] > 1:
-            raise MalformedTrack(f"{gap.name} repeats on one Object")
-        size = find_property(properties, gap)
-        if location is not None and isinstance(size, int) and size > location[which]:
-            raise MalformedTrack(f"{gap.name} {size} is larger than the ID of {location}")
+        if not isinstance(value, int):
+            continue
+        if type_ == Property.PRIOR_GROUP_ID_GAP:
+            if group_gap is not None:
+                raise MalformedTrack("PRIOR_GROUP_ID_GAP repeats on one Object")
+            group_gap = value
+        elif type_ == Property.PRIOR_OBJECT_ID_GAP:
+            if object_gap is not None:
+                raise MalformedTrack("PRIOR_OBJECT_ID_GAP repeats on one Object")
+            object_gap = value
+    if location is not None:
+        if group_gap is not None and group_gap > location.group:
+            raise MalformedTrack(f"PRIOR_GROUP_ID_GAP {group_gap} is larger than its Group ID")
+        if object_gap is not None and object_gap > location.object:
+            raise MalformedTrack(f"PRIOR_OBJECT_ID_GAP {object_gap} is larger than its Object ID")
+    return group_gap, object_gap

@@ -6,10 +6,10 @@ named limits of count, octets and time, and given out once the alias is known.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvcs.errors import SessionError
 from kvcs.moqt.data import (
     CONTROL_STREAM,
     FetchHeader,
@@ -24,7 +24,13 @@ from kvcs.moqt.data import (
     SubgroupParser,
     read_stream_header,
 )
-from kvcs.moqt.errors import DuplicateTrackAlias, MalformedTrack, ProtocolViolation, StreamCode
+from kvcs.moqt.errors import (
+    DuplicateTrackAlias,
+    MalformedTrack,
+    ProtocolViolation,
+    SessionCode,
+    StreamCode,
+)
 from kvcs.moqt.events import (
     DatagramReceived,
     DataStreamEnded,
@@ -35,36 +41,20 @@ from kvcs.moqt.events import ObjectChunk as ObjectChunkEvent
 from kvcs.moqt.events import ObjectEnded as ObjectEndedEvent
 from kvcs.moqt.events import ObjectStarted as ObjectStartedEvent
 from kvcs.moqt.events import RangeMarked as RangeMarkedEvent
+from kvcs.moqt.expected import Expected, choose
+from kvcs.moqt.limits import EarlyLimits, Limit, LimitCounters, SharedBudgets
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.properties import KeyValues, check_object_properties
 from kvcs.moqt.rules import TrackRules
 from kvcs.moqt.wire import NeedMore, Reader
 
+__all__ = ["DataStreams", "Expected", "ReceiverHost"]
 
-@dataclass(frozen=True, slots=True)
-class EarlyLimits:
-    """What is held of streams whose Track Alias is not bound yet."""
+MAX_UNENDED_STREAMS = 4096
+"""Data streams that were stopped, or are padding, while the peer keeps them open."""
 
-    streams: int = 512
-    octets: int = 64 * 2**20
-    seconds: float = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class Expected:
-    """A subscription or fetch that data streams may belong to."""
-
-    request_id: int
-    full_track_name: FullTrackName
-    group_order: GroupOrder
-    """Group Order of the request; a fill of it may have its own."""
-
-    rules: TrackRules
-    filtered: bool = False
-    """Whether range filters leave Objects out: then FIN does not tell which one is the last."""
-
-    open_streams: set[int] = field(default_factory=set)
-    streams_seen: int = 0
+UNENDED_SECONDS = 10.0
+"""How long they may be more: many may be stopped at once, and each takes a round trip."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +71,9 @@ class _Stream:
     early: bytearray = field(default_factory=bytearray)
     """What came before its Track Alias was bound; one buffer, however it was cut."""
 
-    early_since: float = 0.0
+    since: float = 0.0
+    """When its first octets came, or when it was stopped."""
+
     fin: bool = False
     discarded: bool = False
     last: Location | None = None
@@ -109,16 +101,27 @@ class ReceiverHost(Protocol):
 class DataStreams:
     """Unidirectional streams of the peer, but for its control stream."""
 
-    def __init__(self, host: ReceiverHost, limits: EarlyLimits) -> None:
+    def __init__(
+        self,
+        host: ReceiverHost,
+        limits: EarlyLimits,
+        counters: LimitCounters | None = None,
+        shared: SharedBudgets | None = None,
+    ) -> None:
         self._host = host
+        self._counters = LimitCounters() if counters is None else counters
+        self._shared = SharedBudgets() if shared is None else shared
         self.heard_at = 0.0
         """When octets of a data stream came last, in the caller's clock."""
         self._limits = limits
         self._streams: dict[int, _Stream] = {}
         self._aliases: dict[int, list[Expected]] = {}
         self._fetches: dict[int, tuple[Expected, GroupOrder]] = {}
-        self._early: deque[_Stream] = deque()
+        self._early: dict[_Stream, None] = {}
+        """Streams of no known request, the oldest first."""
         self._early_octets = 0
+        self._unended: dict[_Stream, None] = {}
+        """Streams that are read over until the peer ends them, the oldest first."""
         self._rules: dict[FullTrackName, tuple[TrackRules, int]] = {}
 
     # Who expects what
@@ -127,7 +130,7 @@ class DataStreams:
         self, request_id: int, name: FullTrackName, group_order: GroupOrder, *, filtered: bool
     ) -> Expected:
         """A SUBSCRIBE or FETCH was sent."""
-        rules, users = self._rules.get(name, (TrackRules(), 0))
+        rules, users = self._rules.get(name) or (TrackRules(self._shared.rules), 0)
         self._rules[name] = (rules, users + 1)
         return Expected(request_id, name, group_order, rules, filtered)
 
@@ -151,9 +154,8 @@ class DataStreams:
         for stream in [stream for stream in self._early if self._is_for(stream, track_alias)]:
             if expected not in self._aliases.get(track_alias, ()):
                 return  # an Object ended the subscription; the rest stays early and times out
-            self._early.remove(stream)
             octets, stream.early = stream.early, bytearray()
-            self._early_octets -= len(octets)
+            self._leave_early(stream, len(octets))
             self._assign(stream, expected)
             self._parse(stream, memoryview(octets))
             if stream.fin and stream.stream_id in self._streams:
@@ -180,6 +182,10 @@ class DataStreams:
         rules, users = self._rules.pop(expected.full_track_name)
         if users > 1:
             self._rules[expected.full_track_name] = (rules, users - 1)
+            return
+        if rules.forgotten:
+            self._counters.reached(Limit.RULES_TOTAL)
+        rules.release()
 
     # What comes
 
@@ -207,13 +213,17 @@ class DataStreams:
                 raise ProtocolViolation("a data stream ended inside its header") from None
             stream.head = octets  # a few octets: `read_stream_header` bounds what it waits for
             if fin:
+                self._leave_early(stream, 0)
                 del self._streams[stream_id]
+            else:
+                self._enter_early(stream, now)
             return True
         if header is CONTROL_STREAM:
             return False
         stream.head = b""
         if isinstance(header, PaddingHeader):
-            stream.discarded = True
+            self._leave_early(stream, 0)
+            self._read_over(stream)
         else:
             stream.header = header
             self._route(stream, header, now)
@@ -222,45 +232,93 @@ class DataStreams:
 
     def pop_head(self, stream_id: int) -> bytes:
         """Forget a stream that is a control stream; returns octets that came earlier."""
-        return self._streams.pop(stream_id).head
+        stream = self._streams.pop(stream_id)
+        self._leave_early(stream, 0)
+        return stream.head
 
     def reset(self, stream_id: int, code: int) -> None:
         """The peer reset a stream; a partial Object is dropped."""
         stream = self._streams.pop(stream_id, None)
-        if stream is None or stream.discarded:
+        if stream is None:
             return
-        if stream in self._early:
-            self._early.remove(stream)
-            self._early_octets -= len(stream.early)
-        self._ended(stream, code)
+        self._unended.pop(stream, None)
+        if not stream.discarded:
+            self._leave_early(stream, len(stream.early))
+            self._ended(stream, code)
 
     def receive_datagram(self, datagram: ObjectDatagram) -> None:
         """Take an Object that came as a datagram; one for an unknown alias is dropped."""
         bound = self._aliases.get(datagram.track_alias)
-        if bound and self._check(bound[-1], datagram.header):
-            self._host.emit(DatagramReceived(bound[-1].request_id, datagram))
+        if not bound:
+            return
+        place = datagram.location
+        expected = bound[0]
+        if len(bound) > 1:
+            expected = choose(bound, place, place.group, place.object)
+        end = datagram.end_of_group and not expected.filtered
+        if self._check(expected, datagram.header, end_of_group=end):
+            self._host.emit(DatagramReceived(expected.request_id, datagram))
 
     def clear(self) -> None:
         """The session is over."""
         self._streams.clear()
         self._early.clear()
+        self._unended.clear()
+        self._shared.early_octets.used -= self._early_octets
         self._early_octets = 0
+        for rules, _ in self._rules.values():
+            rules.release()
 
     def next_timer(self) -> float | None:
-        """When the oldest early stream is given up."""
-        return self._early[0].early_since + self._limits.seconds if self._early else None
+        """When the oldest early stream is given up, or too many streams were kept open."""
+        due = None
+        if self._early:
+            due = next(iter(self._early)).since + self._limits.seconds
+        if len(self._unended) > MAX_UNENDED_STREAMS:
+            unended = next(iter(self._unended)).since + UNENDED_SECONDS
+            due = unended if due is None else min(due, unended)
+        return due
 
     def receive_timer(self, now: float) -> None:
-        """Give up early streams whose alias was not bound in time."""
-        while self._early and now >= self._early[0].early_since + self._limits.seconds:
-            self._give_up_early()
+        """Give up early streams whose alias was not bound in time.
+
+        Raises:
+            SessionError: too many streams that were stopped stay open.
+        """
+        while self._early:
+            oldest = next(iter(self._early))
+            if now < oldest.since + self._limits.seconds:
+                break
+            self._give_up_early(Limit.EARLY_SECONDS)
+        if len(self._unended) > MAX_UNENDED_STREAMS:
+            if now >= next(iter(self._unended)).since + UNENDED_SECONDS:
+                self._counters.reached(Limit.UNENDED_STREAMS)
+                raise SessionError(
+                    "streams that were stopped stay open", SessionCode.DATA_STREAM_TIMEOUT
+                )
 
     # Inner workings
 
-    def _give_up_early(self) -> None:
-        stream = self._early.popleft()
-        self._early_octets -= len(stream.early)
+    def _enter_early(self, stream: _Stream, now: float) -> None:
+        if stream in self._early:
+            return
+        stream.since = now
+        self._early[stream] = None
+        while len(self._early) > self._limits.streams:
+            self._give_up_early(Limit.EARLY_STREAMS)
+
+    def _leave_early(self, stream: _Stream, octets: int) -> None:
+        """A stream is not early any more; ``octets`` were held of it."""
+        if stream in self._early:
+            del self._early[stream]
+            self._early_octets -= octets
+            self._shared.early_octets.used -= octets
+
+    def _give_up_early(self, limit: Limit) -> None:
+        stream = next(iter(self._early))
+        self._leave_early(stream, len(stream.early))
         stream.early = bytearray()
+        self._counters.reached(limit)
         self._drop(stream, StreamCode.CANCELLED)
 
     def _route(self, stream: _Stream, header: SubgroupHeader | FetchHeader, now: float) -> None:
@@ -273,17 +331,19 @@ class DataStreams:
                 self._drop(stream, StreamCode.CANCELLED)
             return
         bound = self._aliases.get(header.track_alias)
-        if bound:
-            self._assign(stream, bound[-1])
+        if not bound:
+            self._enter_early(stream, now)
             return
-        stream.early_since = now
-        self._early.append(stream)
-        while len(self._early) > self._limits.streams:
-            self._give_up_early()
+        expected = bound[0]
+        if len(bound) > 1:
+            place = (header.group_id, header.subgroup_id or 0)
+            expected = choose(bound, place, header.group_id)
+        self._assign(stream, expected)
 
     def _assign(self, stream: _Stream, expected: Expected) -> None:
         header = stream.header
         assert header is not None
+        self._leave_early(stream, 0)
         stream.expected = expected
         if isinstance(header, FetchHeader):
             _, group_order = self._fetches.pop(header.request_id)
@@ -299,22 +359,35 @@ class DataStreams:
         if stream.discarded:
             if stream.fin:
                 self._streams.pop(stream.stream_id, None)
+                self._unended.pop(stream, None)
         elif stream.expected is None:
             stream.early += data
             self._early_octets += len(data)
+            shared = self._shared.early_octets
+            shared.used += len(data)
             while self._early and self._early_octets > self._limits.octets:
-                self._give_up_early()
+                self._give_up_early(Limit.EARLY_OCTETS)
+            while self._early_octets and shared.overdrawn:
+                self._give_up_early(Limit.EARLY_TOTAL)
         else:
             self._parse(stream, data)
             if stream.fin and stream.stream_id in self._streams:
                 self._finish(stream)
 
-    def _check(self, expected: Expected, header: ObjectHeader) -> bool:
+    def _check(
+        self, expected: Expected, header: ObjectHeader, *, end_of_group: bool = False
+    ) -> bool:
         """Hold an Object to the rules of §12.1; False when it ended the request."""
+        rules = expected.rules
         try:
             if header.properties:
-                check_object_properties(KeyValues.decode(header.properties), header.location)
-            expected.rules.check_object(header)
+                properties = KeyValues.decode(header.properties)
+                gaps = check_object_properties(properties, header.location)
+                rules.check_object(header, *gaps)
+            else:
+                rules.check_object(header)
+            if end_of_group:
+                rules.finish_group(header.group_id, header.object_id)
         except MalformedTrack as exc:
             self._host.track_malformed(expected, exc.reason)
             return False
@@ -374,8 +447,15 @@ class DataStreams:
 
     def _drop(self, stream: _Stream, code: int) -> None:
         """Stop a stream and read over what still comes of it."""
-        stream.discarded = True
         if stream.fin:
+            stream.discarded = True
             self._streams.pop(stream.stream_id, None)
         else:
+            self._read_over(stream)
             self._host.stop_stream(stream.stream_id, code)
+
+    def _read_over(self, stream: _Stream) -> None:
+        """Discard what comes of a stream until it ends."""
+        stream.discarded = True
+        stream.since = self.heard_at
+        self._unended[stream] = None

@@ -7,13 +7,14 @@ ours) and `responder` (those of the peer).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kvcs.errors import UsageError
+from kvcs.errors import SessionError, UsageError
 from kvcs.moqt import messages
 from kvcs.moqt.actions import ResetStream, Send, StopSending
 from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, SessionCode, StreamCode
+from kvcs.moqt.limits import Limit
 from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import Parameters, check_scope
 from kvcs.moqt.requests import (
@@ -25,7 +26,7 @@ from kvcs.moqt.requests import (
     State,
 )
 from kvcs.moqt.settings import Role
-from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
+from kvcs.moqt.wire import TYPE_IDS, MessageReader, Octets, encode_message
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session
@@ -36,9 +37,16 @@ MAX_HELD_OCTETS = 1 << 20
 HELD_STREAM_OCTETS = 256
 """What each held stream counts beside its octets."""
 
+MAX_HALF_OPEN_STREAMS = 256
+"""Request streams of the peer whose first message is not whole; beyond it the oldest is given
+up."""
+
+MAX_PARTIAL_OCTETS = 4 << 20
+"""Octets of messages on request streams that are not whole."""
+
 MAX_UNENDED_REQUESTS = 2048
-"""Requests of ours that are over while the peer keeps its direction of their streams open. It may
-grant any number of streams, and has to end what it was stopped on."""
+"""Requests that are over, or were given up, while the peer keeps its direction of their streams
+open. It may grant and open any number of streams, and has to end what it was stopped on."""
 
 UNENDED_SECONDS = 10.0
 """How long they may be more: many may be cancelled at once, and each takes a round trip."""
@@ -61,6 +69,9 @@ class _Arriving:
     stopped: int | None = None
     """Code of a STOP_SENDING that overtook the request, which is cancelled once it is here."""
 
+    since: float = 0.0
+    """When its first octets came, or when SETUP came behind them."""
+
     reader: MessageReader = field(default_factory=lambda: MessageReader(_REQUEST_TYPES))
 
 
@@ -78,8 +89,12 @@ class RequestStreams:
         self._arriving: dict[int, _Arriving] = {}
         self._waiting: dict[Request, bytes] = {}
         self._unended: set[Request] = set()
+        self._given_up: set[int] = set()
+        """Streams of the peer that we stopped before they had a whole message."""
         self._counting_unended = False
+        self._timing_half_open = False
         self._held_octets = 0
+        self._partial_octets = 0
         self._parity = 1 if session.role is Role.SERVER else 0
         self._next_id = self._next_stream = self._parity
         self._peer_ids = RequestIds()
@@ -187,12 +202,14 @@ class RequestStreams:
         """Drop a request whose work is done; its stream is read over until it ends."""
         self._by_id.pop(request.request_id, None)
         request.state = State.TERMINATED
+        if not request.ours:
+            self._session.load.leave(request)
+            # Its stream may stay open for long; what it asked for need not stay in memory.
+            request.message = replace(request.message, parameters=Parameters())
         self._release(request)
-        if request.ours and request.stream_id in self._by_stream:
+        if request.stream_id in self._by_stream:
             self._unended.add(request)
-            if len(self._unended) > MAX_UNENDED_REQUESTS and not self._counting_unended:
-                self._counting_unended = True
-                self._session.at(self._session.now + UNENDED_SECONDS, self._check_unended)
+            self._count_unended()
 
     def clear(self) -> None:
         """The session is over."""
@@ -201,6 +218,8 @@ class RequestStreams:
         self._arriving.clear()
         self._waiting.clear()
         self._unended.clear()
+        self._given_up.clear()
+        self._partial_octets = 0
 
     # Inputs
 
@@ -212,7 +231,10 @@ class RequestStreams:
         """
         request = self._by_stream.get(stream_id)
         if request is not None:
-            self._take(request, request.reader.feed(data), fin)
+            self._take(request, self._feed(request.reader, data), fin)
+        elif stream_id in self._given_up:
+            if fin:
+                self._given_up.discard(stream_id)
         elif not self._is_ours(stream_id):  # else it belongs to a request that is over
             arriving = self._arrive(stream_id)
             arriving.data += data
@@ -226,6 +248,7 @@ class RequestStreams:
         """The peer's SETUP is here: take what overtook it (§6.3)."""
         self._held_octets = 0
         for arriving in list(self._arriving.values()):
+            arriving.since = self._session.now
             self._begin(arriving)
 
     def reset(self, stream_id: int, code: int) -> None:
@@ -236,9 +259,12 @@ class RequestStreams:
             self._side_ended(request, code)
         elif not self._is_ours(stream_id):
             # It never said what it wants; there is nothing to end but our direction.
+            self._given_up.discard(stream_id)
             arriving = self._arriving.pop(stream_id, None)
-            if arriving is not None and self._session.peer_options is None:
-                self._held_octets -= HELD_STREAM_OCTETS + len(arriving.data)
+            if arriving is not None:
+                self._partial_octets -= arriving.reader.buffered
+                if self._session.peer_options is None:
+                    self._held_octets -= HELD_STREAM_OCTETS + len(arriving.data)
             new = self._peer_streams.add(stream_id >> 2)
             if new or (arriving is not None and arriving.stopped is None):
                 self._session.act(ResetStream(stream_id, StreamCode.CANCELLED))
@@ -269,9 +295,28 @@ class RequestStreams:
 
     # Inner workings
 
+    def _feed(self, reader: MessageReader, data: Octets) -> list[Message]:
+        """Feed a stream's reader, within what all of them may hold."""
+        before = reader.buffered
+        received = reader.feed(data)
+        self._partial_octets += reader.buffered - before
+        if self._partial_octets > MAX_PARTIAL_OCTETS:
+            self._session.limits.reached(Limit.PARTIAL_OCTETS)
+            raise SessionError(
+                "too many octets of unfinished messages", SessionCode.CONTROL_MESSAGE_TIMEOUT
+            )
+        return received
+
+    def _count_unended(self) -> None:
+        unended = len(self._unended) + len(self._given_up)
+        if unended > MAX_UNENDED_REQUESTS and not self._counting_unended:
+            self._counting_unended = True
+            self._session.at(self._session.now + UNENDED_SECONDS, self._check_unended)
+
     def _check_unended(self, now: float) -> None:
         self._counting_unended = False
-        if len(self._unended) > MAX_UNENDED_REQUESTS:
+        if len(self._unended) + len(self._given_up) > MAX_UNENDED_REQUESTS:
+            self._session.limits.reached(Limit.UNENDED_STREAMS)
             self._session.close(
                 SessionCode.CONTROL_MESSAGE_TIMEOUT, "streams of finished requests stay open"
             )
@@ -283,7 +328,7 @@ class RequestStreams:
         arriving = self._arriving.get(stream_id)
         if arriving is None:
             self._peer_streams.add(stream_id >> 2)
-            arriving = self._arriving[stream_id] = _Arriving(stream_id)
+            arriving = self._arriving[stream_id] = _Arriving(stream_id, since=self._session.now)
             if self._session.peer_options is None:
                 self._hold(HELD_STREAM_OCTETS)
         return arriving
@@ -291,15 +336,18 @@ class RequestStreams:
     def _hold(self, octets: int) -> None:
         self._held_octets += octets
         if self._held_octets > MAX_HELD_OCTETS:
+            self._session.limits.reached(Limit.HELD_OCTETS)
             raise ProtocolViolation("too many requests before SETUP")
 
     def _begin(self, arriving: _Arriving) -> None:
         """Read what has come of a new stream; a whole first message makes it a request."""
-        received = arriving.reader.feed(arriving.data)
+        received = self._feed(arriving.reader, arriving.data)
         arriving.data = bytearray()
         if not received:
             if arriving.fin:
                 self._ended_without_request(arriving)
+            else:
+                self._wait_for_rest()
             return
         first = received[0]
         assert isinstance(first, RequestMessage)  # the reader lets nothing else come first
@@ -321,6 +369,38 @@ class RequestStreams:
             self._side_ended(request, arriving.stopped)
         self._take(request, received[1:], arriving.fin)
 
+    def _wait_for_rest(self) -> None:
+        """A first message is not whole: see to it that such streams stay few and become whole."""
+        if len(self._arriving) > MAX_HALF_OPEN_STREAMS:
+            self._give_up(Limit.HALF_OPEN_STREAMS)
+        self._time_half_open()
+
+    def _time_half_open(self) -> None:
+        if self._arriving and not self._timing_half_open:
+            self._timing_half_open = True
+            oldest = next(iter(self._arriving.values()))
+            due = oldest.since + self._session.settings.request_wait
+            self._session.at(due, self._check_half_open)
+
+    def _check_half_open(self, now: float) -> None:
+        self._timing_half_open = False
+        wait = self._session.settings.request_wait
+        while self._arriving and now >= next(iter(self._arriving.values())).since + wait:
+            self._give_up(Limit.HALF_OPEN_SECONDS)
+        self._time_half_open()
+
+    def _give_up(self, limit: Limit) -> None:
+        """Reset and stop the stream that waits longest for the rest of its first message."""
+        stream_id, arriving = next(iter(self._arriving.items()))
+        del self._arriving[stream_id]
+        self._partial_octets -= arriving.reader.buffered
+        self._session.limits.reached(limit)
+        if arriving.stopped is None:
+            self._session.act(ResetStream(stream_id, StreamCode.CANCELLED))
+        self._session.act(StopSending(stream_id, StreamCode.CANCELLED))
+        self._given_up.add(stream_id)
+        self._count_unended()
+
     def _ended_without_request(self, arriving: _Arriving) -> None:
         if arriving.reader.pending:
             raise ProtocolViolation("a request stream ended inside a message")
@@ -337,6 +417,7 @@ class RequestStreams:
             else:
                 self._check_update(request, message)
                 self._session.responder.receive(request, message)
+        request.reader.check()
         if fin:
             if request.reader.pending:
                 raise ProtocolViolation("a request stream ended inside a message")
@@ -360,6 +441,7 @@ class RequestStreams:
     def _release(self, request: Request) -> None:
         """Forget the stream of a finished request once the peer's direction has ended."""
         if request.state is State.TERMINATED and request.receiving_ended:
-            self._by_stream.pop(request.stream_id, None)
+            if self._by_stream.pop(request.stream_id, None) is not None:
+                self._partial_octets -= request.reader.buffered
             self._by_id.pop(request.request_id, None)
             self._unended.discard(request)

@@ -153,6 +153,9 @@ class Request:
     goaway_received: bool = False
     """Whether the peer asked us to."""
 
+    weight: int = 0
+    """What its message takes of our memory, in octets; 0 for a request of ours."""
+
     abandoned: bool = False
     """Whether we gave it up: what the peer had sent before it knew is read over."""
 

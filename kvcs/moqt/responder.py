@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages
-from kvcs.moqt.deliveries import error_message, largest_object, overloaded
+from kvcs.moqt.deliveries import error_message, largest_object
 from kvcs.moqt.delivery import UnknownHandler
 from kvcs.moqt.errors import (
     DoesNotExist,
@@ -23,6 +23,8 @@ from kvcs.moqt.events import (
     SubscribeReceived,
     TrackStatusReceived,
 )
+from kvcs.moqt.limits import Limit
+from kvcs.moqt.load import overloaded
 from kvcs.moqt.messages import Message
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
@@ -47,18 +49,17 @@ class Responder:
         self._fetch_requests: set[int] = set()
         """FETCHes that are open, answered or not."""
         self._pending_updates: dict[int, list[messages.RequestUpdate]] = {}
-        self._peer_requests = 0
 
     # What the peer asks
 
     def begin(self, request: Request) -> None:
         """The first message of a request stream of the peer."""
-        self._peer_requests += 1
+        load = self._session.load
+        load.enter(request)
         try:
             # A token is registered even by a request that is refused (§8.9).
             tokens = self._tokens(request.parameters)
-            if self._peer_requests > self._session.settings.max_peer_requests:
-                raise overloaded("too many open requests")
+            load.check(request)
             if self._session.draining:
                 raise RequestError("this session is going away", RequestCode.GOING_AWAY)
             self._dispatch(request, tokens)
@@ -79,6 +80,7 @@ class Responder:
                 emit(SubscribeReceived(message.request_id, name, message.parameters, tokens))
             elif isinstance(message, messages.Fetch):
                 if len(self._fetch_requests) >= self._session.settings.max_concurrent_fetches:
+                    self._session.limits.reached(Limit.CONCURRENT_FETCHES)
                     raise overloaded("too many concurrent fetches")
                 self._fetch_requests.add(message.request_id)
                 emit(FetchReceived(message.request_id, name, message.parameters, tokens))
@@ -108,6 +110,7 @@ class Responder:
             request.updates.append(message.request_id)
             limit = self._session.settings.max_request_updates
             if limit and len(request.updates) > limit:
+                self._session.limits.reached(Limit.REQUEST_UPDATES)
                 raise TooManyRequestUpdates(f"more than {limit} REQUEST_UPDATEs without answer")
             self._pending_updates.setdefault(request.request_id, []).append(message)
             return
@@ -116,6 +119,8 @@ class Responder:
     def _update(self, request: Request, update: messages.RequestUpdate) -> None:
         try:
             self._tokens(update.parameters)
+            self._session.load.check_rate()
+            self._session.load.check_tokens(update.parameters)
             reply = self._apply(request, update)
         except RequestError as exc:
             self._session.requests.send(request, error_message(exc))
@@ -305,7 +310,6 @@ class Responder:
             return
         request_id = request.request_id
         request.state = State.TERMINATED
-        self._peer_requests -= 1
         self._pending_updates.pop(request_id, None)
         self._fetch_requests.discard(request_id)
         self._session.asked_prefixes.forget(request_id)

@@ -34,6 +34,8 @@ from kvcs.moqt.deliveries import Deliveries
 from kvcs.moqt.delivery import ObjectSender
 from kvcs.moqt.errors import ProtocolViolation, SessionCode
 from kvcs.moqt.events import Event, SessionClosed
+from kvcs.moqt.limits import Limit, LimitCounters
+from kvcs.moqt.load import RequestLoad
 from kvcs.moqt.prefixes import AskedPrefixes, WatchedPrefixes
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.receiving import DataStreams
@@ -74,6 +76,9 @@ class Session:
         self.now = 0.0
         """The latest time that the shell has told, seconds."""
         self.scheduler = Scheduler()
+        self.limits = LimitCounters()
+        """How often the peer reached which limit."""
+        self.load = RequestLoad(self)
         self.tokens = TokenCache(self.settings.max_auth_token_cache_size)
         self.control = ControlStreams(self)
         self.requests = RequestStreams(self)
@@ -83,7 +88,9 @@ class Session:
         self.receptions = Receptions(self)
         self.asked_prefixes = AskedPrefixes(self)
         self.watched_prefixes = WatchedPrefixes(self)
-        self.data_streams = DataStreams(self.receptions, self.settings.early)
+        self.data_streams = DataStreams(
+            self.receptions, self.settings.early, self.limits, self.settings.shared
+        )
         self._on_wake = on_wake
         self._outbox: deque[Action] = deque()
         self._events: deque[Event] = deque()
@@ -114,6 +121,7 @@ class Session:
     def _check_setup(self, now: float) -> None:
         """A client that says nothing does not keep its place."""
         if self.peer_options is None:
+            self.limits.reached(Limit.SETUP_SECONDS)
             self.close(SessionCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvcs.moqt.receiving import EarlyLimits
+from kvcs.moqt.limits import EarlyLimits, SharedBudgets
 
 DRAFT = 22
 """The draft of MOQT that we speak."""
@@ -49,6 +49,22 @@ class SessionSettings:
     max_peer_requests: int = 4096
     """Requests of the peer that may be open at a time; more are refused with EXCESSIVE_LOAD."""
 
+    max_request_octets: int = 32 * 2**20
+    """Octets that the messages of these requests take in memory; more are refused with
+    EXCESSIVE_LOAD."""
+
+    max_requests_per_second: float = 1000.0
+    """Steady rate of the peer's requests and updates; more are refused with EXCESSIVE_LOAD."""
+
+    request_burst: int = 8192
+    """Requests and updates that may come at once, before the rate counts."""
+
+    request_wait: float = 10.0
+    """Seconds for a request stream's first message to become whole; else it is reset."""
+
+    max_tokens: int = 16
+    """AUTHORIZATION_TOKENs in one message of the peer; more are refused with EXCESSIVE_LOAD."""
+
     max_concurrent_fetches: int = 16
     """FETCHes of the peer that may run at a time; more are refused with EXCESSIVE_LOAD."""
 
@@ -60,7 +76,10 @@ class SessionSettings:
     """Seconds that a server waits for the client's SETUP, before CONTROL_MESSAGE_TIMEOUT."""
 
     max_namespaces: int = 65536
-    """Namespaces remembered of one SUBSCRIBE_NAMESPACE of ours."""
+    """Namespaces remembered of one SUBSCRIBE_NAMESPACE of ours; with more it is cancelled."""
+
+    max_namespace_octets: int = 16 * 2**20
+    """Octets that these take in memory; with more it is cancelled."""
 
     done_delay: float = 0.3
     """Seconds between SUBSCRIBE_OK or the last stream and PUBLISH_DONE: some peers lose what
@@ -74,3 +93,7 @@ class SessionSettings:
     """Longest such wait, from PUBLISH_DONE, while data of other streams goes on coming."""
 
     early: EarlyLimits = field(default_factory=EarlyLimits)
+    """What is held of data streams whose request is not known yet."""
+
+    shared: SharedBudgets = field(default_factory=SharedBudgets, compare=False, repr=False)
+    """What all sessions with these settings hold together: those of one server."""

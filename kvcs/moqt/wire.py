@@ -439,18 +439,29 @@ class MessageReader:
         self._allowed = first
         self._later = later
         self._pending = bytearray()
+        self._broken: SessionError | None = None
 
     @property
     def pending(self) -> bool:
         """Whether the last message is cut; a FIN now is a violation (§6.4)."""
         return bool(self._pending)
 
+    @property
+    def buffered(self) -> int:
+        """Octets held of a message that is not whole."""
+        return len(self._pending)
+
     def feed(self, data: Octets) -> list[Message]:
         """Take the next octets of the stream and return the messages they complete.
 
+        What came before a message that breaks a rule counts: it is returned, and the caller hands
+        it on before `check` raises for the broken one.
+
         Raises:
-            SessionError: as soon as a message's type is known to be wrong, and for a bad body.
+            SessionError: as soon as a message's type is known to be wrong, and for a bad body,
+                where no good message comes before it.
         """
+        self.check()
         messages: list[Message] = []
         self._pending += data
         reader = Reader(self._pending)
@@ -465,7 +476,17 @@ class MessageReader:
                 done = reader.pos
         except NeedMore:
             del self._pending[:done]
+        except SessionError as exc:
+            self._pending.clear()
+            self._broken = exc
+            if not messages:
+                raise
         return messages
+
+    def check(self) -> None:
+        """Raise the `SessionError` of a broken message behind those that were returned."""
+        if self._broken is not None:
+            raise self._broken
 
     def _check_type(self, type_id: int) -> None:
         if type_id not in MESSAGES:

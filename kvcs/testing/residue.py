@@ -8,13 +8,13 @@ from kvcs.moqt.session import Session
 from kvcs.moqt.store import Track
 
 _TABLES = {
-    "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended"),
+    "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended", "_given_up"),
     "responder": ("_fetch_requests", "_pending_updates"),
     "deliveries": ("_subscriptions", "_fetches"),
     "receptions": ("_expected", "_done", "_fetch_finished"),
     "asked_prefixes": ("_namespaces",),
     "watched_prefixes": ("_namespaces",),
-    "data_streams": ("_streams", "_aliases", "_fetches", "_early", "_rules"),
+    "data_streams": ("_streams", "_aliases", "_fetches", "_early", "_rules", "_unended"),
 }
 
 
@@ -35,7 +35,9 @@ def residue(session: Session, *tracks: Track) -> dict[str, int]:
             sizes[f"{part}.{name}"] = len(table)
     sizes["scheduler"] = len(session.scheduler)
     sizes["senders"] = len(session._senders)
-    sizes["responder._peer_requests"] = session.responder._peer_requests
+    sizes["load._open"] = session.load._open
+    sizes["load._octets"] = session.load.octets
+    sizes["requests._partial_octets"] = session.requests._partial_octets
     sizes["data_streams._early_octets"] = session.data_streams._early_octets
     for track in tracks:
         sizes[f"{track.name}.listeners"] = len(track.listeners)

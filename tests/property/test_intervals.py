@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcs.moqt.intervals import LocationSet, following, preceding
+from kvcs.moqt.intervals import LocationSet, Runs, following, preceding
 from kvcs.moqt.names import MAX_VI64, Location
 
 # Groups of a few Objects at both ends of the Object IDs: neighbours lie within and across Groups.
@@ -78,3 +78,23 @@ def test_first_outside_is_the_first_run_that_is_not_held(
         after = following(high)
         assert after is not None
         assert after in known
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5), st.booleans()), max_size=40))
+def test_runs_are_the_set_of_what_was_added(steps: list[tuple[int, int, bool]]) -> None:
+    runs, model = Runs(), set[int]()
+    for low, more, one in steps:
+        before = len(runs)
+        if one:
+            assert before + runs.append(low) == len(runs)
+            model.add(low)
+        else:
+            runs.add(low, low + more)
+            model |= set(range(low, low + more + 1))
+        assert {number for number in range(40) if number in runs} == model
+        assert len(runs) == sum(number - 1 not in model for number in model)
+        assert runs.last == max(model)
+        inside = [number for number in model if low <= number <= low + more]
+        assert runs.first_in(low, low + more) == min(inside, default=None)
+    runs.forget_half()
+    assert all((number in runs) <= (number in model) for number in range(40))

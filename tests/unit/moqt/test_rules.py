@@ -136,13 +136,11 @@ def test_a_track_ends_in_one_place() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "MAX_SUBGROUPS_REMEMBERED", 10)
+    monkeypatch.setattr(rules, "MAX_RULE_ENTRIES", 10)
     track = TrackRules()
     for group in range(100):
         track.check_object(header(group, 0))
         track.check_object(header(group, 1, status=END_OF_GROUP))
         track.finish_subgroup(group, 0, 1, end_of_group=True)
-    tables = [table for table in vars(track).values() if isinstance(table, dict)]
-    assert len(tables) == 5
-    assert all(len(table) == 10 for table in tables)
+    assert track.entries <= 10 and track.forgotten
     malformed(track, header(99, 1))

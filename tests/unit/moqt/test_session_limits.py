@@ -19,10 +19,10 @@ from kvcs.moqt.events import (
     TrackStatusReceived,
 )
 from kvcs.moqt.filters import RangeFilter
+from kvcs.moqt.limits import EarlyLimits
 from kvcs.moqt.names import MAX_VI64
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, SetupOption
-from kvcs.moqt.receiving import EarlyLimits
 from kvcs.moqt.request_streams import MAX_WAITING_REQUESTS
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.streams import SubgroupHeader

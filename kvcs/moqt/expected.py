@@ -1,0 +1,67 @@
+"""What data streams may belong to: subscriptions and fetches, and how they are told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvcs.moqt.names import FullTrackName, GroupOrder, Location
+from kvcs.moqt.rules import TrackRules
+
+MAX_SHARED_PLACES = 4096
+"""Streams and datagrams remembered of each subscription that shares its Track Alias with another
+one, to give each its own; the oldest are forgotten."""
+
+
+@dataclass(slots=True, eq=False)
+class Expected:
+    """A subscription or fetch that data streams may belong to."""
+
+    request_id: int
+    full_track_name: FullTrackName
+    group_order: GroupOrder
+    """Group Order of the request; a fill of it may have its own."""
+
+    rules: TrackRules
+    filtered: bool = False
+    """Whether range filters leave Objects out: then FIN does not tell which one is the last."""
+
+    start: Location | None = None
+    """Where its Location Filter begins, where that is known: tells it from another subscription
+    with the same Track Alias."""
+
+    end: Location | None = None
+    """Where it ends, inclusive; None for no end."""
+
+    open_streams: set[int] = field(default_factory=set)
+    streams_seen: int = 0
+    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    """How often each Subgroup's stream, or each Location's datagram, was given to it; kept only
+    while the Track Alias is shared."""
+
+    def may_have(self, group_id: int, object_id: int | None = None) -> bool:
+        """Whether its Location Filter lets anything of a Group, or an Object of it, through."""
+        if self.start is not None:
+            first = self.start if object_id is not None else Location(self.start.group, 0)
+            if Location(group_id, object_id or 0) < first:
+                return False
+        return self.end is None or Location(group_id, object_id or 0) <= self.end
+
+    def note(self, place: tuple[int, int]) -> None:
+        """A stream or datagram of ``place`` is its own."""
+        self.places[place] = self.places.get(place, 0) + 1
+        if len(self.places) > MAX_SHARED_PLACES:
+            del self.places[next(iter(self.places))]
+
+
+def choose(
+    bound: list[Expected], place: tuple[int, int], group_id: int, object_id: int | None = None
+) -> Expected:
+    """Which of several subscriptions with one Track Alias a stream or datagram belongs to.
+
+    An Object is sent once for each subscription that wants it (§3.1.3), and looks the same: each
+    gets its own in turn, those that cannot want it none.
+    """
+    able = [expected for expected in bound if expected.may_have(group_id, object_id)] or bound
+    chosen = min(able, key=lambda expected: expected.places.get(place, 0))
+    chosen.note(place)
+    return chosen

@@ -60,6 +60,7 @@ from kvcs.publisher import (
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server, connect, serve
+from kvcs.quic.reconnect import Reconnect
 from kvcs.relay.server import Relay, RelaySettings
 from kvcs.relay.settings import RelayLimits
 from kvcs.subscriber import (
@@ -106,6 +107,7 @@ __all__ = [
     "Publisher",
     "PublisherSettings",
     "QuicSettings",
+    "Reconnect",
     "Redirected",
     "Relay",
     "RelayLimits",

@@ -68,6 +68,7 @@ class Connection:
         peer: str = "",
         observer: Callable[[Connection, events.Event], None] | None = None,
         origin: Origin | None = None,
+        link: Link | None = None,
     ) -> None:
         self.transport = transport
         self.peer = peer or transport.peer
@@ -85,7 +86,7 @@ class Connection:
         self._released = asyncio.Event()
         self.goaway_received: events.GoawayReceived | None = None
         """The peer's GOAWAY for the session, once it came (§9.2)."""
-        self.link: Link | None = None
+        self.link = link
         """What replaces the session when it is lost, if something does."""
         self._closed_event: events.SessionClosed | None = None
         self._established = asyncio.Event()
@@ -244,7 +245,12 @@ class Connection:
     async def drain(self) -> None:
         """Wait until the peer has acknowledged what was handed over so far, or the session ends."""
         while self.is_open and not (self.core.idle and self.transport.unacknowledged() == 0):
-            self._pumped.clear()
+            await self.progressed()
+
+    async def progressed(self) -> None:
+        """Wait until the session has taken input or was let send, or is over."""
+        self._pumped.clear()
+        if self.is_open:
             await self._pumped.wait()
 
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:

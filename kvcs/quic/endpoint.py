@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from kvcs.errors import ConnectionFailed, UsageError
@@ -17,9 +18,12 @@ from kvcs.moqt.events import Event
 from kvcs.moqt.settings import ALPN, Role, SessionSettings
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
-from kvcs.quic.aioquic_backend import AioquicListener, QuicSettings, connect_quic, listen_quic
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.backend import Listener, current_backend
 from kvcs.quic.connection import Connection
+from kvcs.quic.link import Link
 from kvcs.quic.origin import Origin
+from kvcs.quic.reconnect import DEFAULT_RECONNECT, Reconnect
 from kvcs.quic.transport import Transport, TransportReceiver
 
 _log = get_logger("kvcs.quic")
@@ -68,6 +72,8 @@ async def open_connection(
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
     observer: Observer | None = None,
+    link: Link | None = None,
+    origin: Origin | None = None,
 ) -> Connection:
     """Open a session and wait for the peer's SETUP; the caller closes it. See `connect`."""
     uri = parse_uri(url) if isinstance(url, str) else url
@@ -82,10 +88,20 @@ async def open_connection(
     made: list[Connection] = []
 
     def receiver(transport: Transport) -> TransportReceiver:
-        made.append(Connection(transport, Role.CLIENT, settings, peer=str(uri), observer=observer))
+        made.append(
+            Connection(
+                transport,
+                Role.CLIENT,
+                settings,
+                peer=str(uri),
+                observer=observer,
+                origin=origin,
+                link=link,
+            )
+        )
         return made[-1]
 
-    await connect_quic(
+    await current_backend.get().connect(
         uri.host, uri.port, receiver_factory=receiver, ca=ca, verify=verify, settings=quic
     )
     connection = made[-1]
@@ -113,8 +129,12 @@ async def connect(
     verify: bool = True,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
+    reconnect: Reconnect | None = DEFAULT_RECONNECT,
 ) -> AsyncIterator[Connection]:
     """Open a session with a relay or publisher; leaving the context closes it.
+
+    A session that is lost, or that the peer sends away, is followed by another one, and what
+    Publisher and Subscriber do goes on there; `Connection.link` tells of it.
 
     Args:
         url: ``moqt://host:port/path``; port 443 where none is named.
@@ -123,6 +143,7 @@ async def connect(
         verify: False accepts any certificate: for tests on one machine only.
         session: limits and options of the session.
         quic: settings of the transport.
+        reconnect: how it comes back; None opens one session and no other.
 
     Yields:
         The `Connection`, once the peer's SETUP is there.
@@ -133,14 +154,23 @@ async def connect(
         ConnectionFailed: nobody answered in time.
         ConnectionClosed: the peer closed before its SETUP.
     """
-    connection = await open_connection(
-        url, ca=ca, token=token, verify=verify, session=session, quic=quic
+    open_session = partial(
+        open_connection, ca=ca, token=token, verify=verify, session=session, quic=quic
     )
+    if reconnect is None:
+        connection = await open_session(url)
+        try:
+            yield connection
+            await _drain(connection)
+        finally:
+            await connection.close()
+        return
+    link = Link(open_session, parse_uri(url) if isinstance(url, str) else url, reconnect)
     try:
-        yield connection
-        await _drain(connection)
+        yield await link.start()
+        await _drain(link.current)
     finally:
-        await connection.close()
+        await link.close()
 
 
 async def _drain(connection: Connection) -> None:
@@ -173,15 +203,16 @@ class Server:
         self._settings = replace(session or SessionSettings(), implementation=implementation())
         self._observer = observer
         self._offer = offer
-        self._listener: AioquicListener | None = None
+        self._listener: Listener | None = None
         self._connections: set[Connection] = set()
+        self._going_away = False
 
     async def start(
         self, host: str, port: int, *, cert: Path, key: Path, quic: QuicSettings | None = None
     ) -> None:
         """Listen on an address; see `listen_quic` for what it raises."""
         quic = replace(quic or QuicSettings(), alpn=(ALPN,))
-        self._listener = await listen_quic(
+        self._listener = await current_backend.get().listen(
             host, port, receiver_factory=self._accept, cert=cert, key=key, settings=quic
         )
 
@@ -211,18 +242,36 @@ class Server:
         for connection in self.connections:
             await connection.drain()
 
+    def goaway(self, new_session_uri: str = "", *, timeout: float = 0.0) -> None:
+        """Take no new sessions, and send those that are open away (§9.2).
+
+        Args:
+            new_session_uri: a `moqt` URI where they go instead; empty for the one they have.
+            timeout: seconds they have; then they are closed. 0 names no deadline.
+
+        Raises:
+            UsageError: the URI is no `moqt` URI.
+        """
+        self._going_away = True
+        for connection in self.connections:
+            connection.goaway(new_session_uri, timeout=timeout)
+
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close every session and give the port back; always ends soon."""
         if self._listener is not None:
             await self._listener.close(code, reason)
+        await self.origin.close()
 
-    def _started(self) -> AioquicListener:
+    def _started(self) -> Listener:
         if self._listener is None:
             raise UsageError("the server is not started")
         return self._listener
 
     def _accept(self, transport: Transport) -> TransportReceiver:
         connection = Connection(transport, Role.SERVER, self._settings, observer=self._observer)
+        if self._going_away:
+            connection.core.close(SessionCode.NO_ERROR, "going away")
+            return connection
         self._connections.add(connection)
         connection.on_closed(lambda: self._connections.discard(connection))
         if self._offer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
@@ -10,12 +11,10 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
 from kvcs.moqt.store import Track
-from kvcs.observe import get_logger
+from kvcs.quic.announcements import Announcements
 
 if TYPE_CHECKING:
     from kvcs.quic.connection import Connection, PeerRequest
-
-_log = get_logger("kvcs.quic")
 
 
 class Origin:
@@ -23,13 +22,21 @@ class Origin:
 
     A Track is found by its Full Track Name; a namespace that was added is announced with
     PUBLISH_NAMESPACE on every session and named to whoever subscribes to a prefix of it.
+
+    Args:
+        returns: whether another session may come when all are lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, returns: Callable[[], bool] = lambda: False) -> None:
+        self._returns = returns
         self._tracks: dict[FullTrackName, Track] = {}
         self._namespaces: dict[TrackNamespace, None] = {}
         """In the order of their announcement, which tells a subscriber the latest one."""
         self._connections: dict[Connection, _Attached] = {}
+        self._waited_for: set[TrackNamespace] = set()
+        """Namespaces whose answer somebody waits for, whatever session gives it."""
+        self._came = asyncio.Event()
+        self._ending: list[asyncio.Task[None]] = []
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -38,17 +45,58 @@ class Origin:
 
     def attach(self, connection: Connection) -> None:
         """Offer what is here on a session too, until it closes."""
+        if self._adopt(connection):
+            for namespace in self._namespaces:
+                if namespace not in self._waited_for:
+                    self._connections[connection].announcements.offer(namespace)
+            self._came.set()
+
+    async def answered(self, connection: Connection) -> None:
+        """Wait until a session has answered what was offered when it was attached."""
+        attached = self._connections.get(connection)
+        if attached is not None:
+            await attached.announcements.answered()
+
+    def leave(self, connection: Connection) -> None:
+        """Withdraw everything on one session; what its peer has asked for goes on."""
+        attached = self._connections.get(connection)
+        if attached is not None:
+            for namespace in attached.announcements.namespaces:
+                attached.announcements.withdraw(namespace)
+
+    def nothing_returns(self) -> None:
+        """No session will be attached any more: who waits for one looks again."""
+        self._came.set()
+
+    async def close(self) -> None:
+        """Wait until what the sessions have left behind has ended."""
+        ending, self._ending = self._ending, []
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def _adopt(self, connection: Connection) -> bool:
+        """Answer a session's requests; False where that is done already, or it is over."""
         if connection in self._connections or not connection.is_open:
-            return
-        self._connections[connection] = _Attached()
+            return False
+        self._connections[connection] = _Attached(Announcements(self, connection))
         connection.answer_with(self._answer)
         connection.on_closed(lambda: self._detach(connection))
-        for namespace in self._namespaces:
-            self._offer(connection, namespace)
+        return True
 
     def _detach(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
+        attached = self._connections.pop(connection, None)
         connection.stop_answering(self._answer)
+        if attached is None:
+            return
+        self._ending += attached.announcements.stop()
+        for namespace in attached.redirected:
+            self._offer_again(namespace)
+
+    def _offer_again(self, namespace: TrackNamespace) -> None:
+        """What was announced elsewhere alone, and is no more, is announced on the others again."""
+        everywhere = [each.announcements for each in self._connections.values()]
+        if namespace in self._namespaces and not any(namespace in each for each in everywhere):
+            for announcements in everywhere:
+                announcements.offer(namespace)
 
     # Tracks
 
@@ -71,67 +119,84 @@ class Origin:
     async def add_namespace(self, namespace: TrackNamespace) -> None:
         """Announce a namespace on every session and wait until each has answered.
 
+        Where every session is lost meanwhile and one may come back, it waits for that one's answer.
+
         Raises:
             RequestError: every session refused it.
             ConnectionClosed: there is no session any more.
 
         Cancelling withdraws it.
         """
-        if not self._connections:
-            raise ConnectionClosed("there is no session to announce the namespace on")
         self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
+        self._waited_for.add(namespace)
         try:
-            # All at once: an answer that comes before it is waited for would be lost.
-            answers = await asyncio.gather(
-                *(
-                    connection.reply(self._announce(connection, namespace))
-                    for connection in self._connections
-                ),
-                return_exceptions=True,
-            )
-            failures = [answer for answer in answers if isinstance(answer, BaseException)]
-            for failure in failures:
-                if not isinstance(failure, RequestError | ConnectionClosed):
-                    raise failure
-            if len(failures) == len(answers):
-                raise failures[0]
+            while not await self._announce_everywhere(namespace):
+                if not self._returns():
+                    raise ConnectionClosed("there is no session to announce the namespace on")
+                self._came.clear()
+                await self._came.wait()
         except BaseException:
             self.remove_namespace(namespace)
             raise
+        finally:
+            self._waited_for.discard(namespace)
+
+    async def _announce_everywhere(self, namespace: TrackNamespace) -> bool:
+        """Announce on every session at once; whether any has accepted.
+
+        Raises:
+            RequestError: all that are left refused it.
+            ConnectionClosed: all were lost, and none comes back.
+        """
+        answers = await asyncio.gather(
+            *(each.announcements.announce(namespace) for each in self._connections.values()),
+            return_exceptions=True,
+        )
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, RequestError | ConnectionClosed):
+                raise failure
+        if len(failures) < len(answers):
+            return True
+        for failure in failures:
+            if isinstance(failure, RequestError) or not self._returns():
+                raise failure
+        return False
+
+    async def announce_on(
+        self, connection: Connection, namespace: TrackNamespace, hops: int = 0
+    ) -> None:
+        """Announce one namespace on a session that a redirect names.
+
+        Raises:
+            RequestError: it was refused there.
+            ConnectionClosed: the session ended.
+        """
+        self._adopt(connection)
+        connection.check_open()
+        self._connections[connection].redirected[namespace] = None
+        await self._connections[connection].announcements.announce(namespace, hops)
+        if namespace not in self._namespaces:  # it was withdrawn meanwhile
+            self._connections[connection].announcements.withdraw(namespace)
 
     def offer_namespace(self, namespace: TrackNamespace) -> None:
         """Announce a namespace without waiting: a listening server, whose peers may refuse."""
         self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
-        for connection in self._connections:
-            self._offer(connection, namespace)
+        for attached in self._connections.values():
+            attached.announcements.offer(namespace)
 
     def remove_namespace(self, namespace: TrackNamespace) -> None:
         """Withdraw a namespace (§6.4.2.3, §9.17)."""
         self._namespaces.pop(namespace, None)
         for connection, attached in self._connections.items():
-            request_id = attached.announced.pop(namespace, None)
-            if request_id is not None:
-                connection.cancel(request_id)
+            attached.redirected.pop(namespace, None)
+            attached.announcements.withdraw(namespace)
             for subscription, prefix in attached.subscriptions.items():
                 if is_prefix(prefix, namespace):
                     suffix = namespace[len(prefix) :]
                     connection.core.responder.namespace_done(subscription, suffix)
-
-    def _announce(self, connection: Connection, namespace: TrackNamespace) -> int:
-        request_id = connection.core.requester.publish_namespace(namespace)
-        self._connections[connection].announced[namespace] = request_id
-        return request_id
-
-    def _offer(self, connection: Connection, namespace: TrackNamespace) -> None:
-        request_id = self._announce(connection, namespace)
-
-        def note(event: events.Event) -> None:
-            if isinstance(event, events.RequestRefused):
-                _log.debug("namespace_refused", peer=connection.peer, code=event.error.error_code)
-
-        connection.handle(request_id, note)
 
     def _name_to_subscribers(self, namespace: TrackNamespace) -> None:
         for connection, attached in self._connections.items():
@@ -179,8 +244,10 @@ class Origin:
 class _Attached:
     """What one session was told and asked for."""
 
-    def __init__(self) -> None:
-        self.announced: dict[TrackNamespace, int] = {}
+    def __init__(self, announcements: Announcements) -> None:
+        self.announcements = announcements
+        self.redirected: dict[TrackNamespace, None] = {}
+        """Namespaces that another session's peer has sent here."""
         self.subscriptions: dict[int, TrackNamespace] = {}
 
 

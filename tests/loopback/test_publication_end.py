@@ -131,14 +131,17 @@ async def test_a_manifest_is_read_without_a_prefix_and_held_to_one(files: PemFil
 async def test_a_session_tells_of_goaway_once(files: PemFiles) -> None:
     async with (
         kvcs.serve(HOST, 0, cert=files.cert, key=files.key) as server,
-        kvcs.connect(server.url, ca=files.ca) as session,
+        kvcs.connect(server.url, ca=files.ca, reconnect=None) as session,
     ):
         told = asyncio.Queue[str]()
         session.on_goaway(lambda: told.put_nowait("goaway"))
         [peer] = server.connections
-        peer.core.goaway(timeout_ms=5000, now=peer.now)
+        peer.goaway(timeout=5.0)
         async with asyncio.timeout(5.0):
             assert await told.get() == "goaway"
+        session.on_goaway(lambda: told.put_nowait("late"))
+        assert told.get_nowait() == "late"
+        assert not session.is_usable
         assert session.is_open
 
 

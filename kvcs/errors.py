@@ -10,6 +10,7 @@ The branch says who is affected (see the table below); the class says what went 
 | `StreamError` | one stream ended with `code` |
 | `ObjectError` | one object's header, digest or codec is wrong; it is dropped and owed again |
 | `PublicationError` | the manifest is wrong or objects contradict; that publication is given up |
+| `TrustError` | a key, a signature or a token does not pass; nothing of it is used |
 | `CacheIncomplete` | the deadline passed before every object came; what is verified stays usable |
 | `ConnectionFailed`, `ConnectionClosed` | there is no session, or none any more |
 
@@ -29,6 +30,7 @@ __all__ = [
     "FileError",
     "KvcsError",
     "MissingBlocks",
+    "NotAuthentic",
     "ObjectError",
     "PublicationAborted",
     "PublicationError",
@@ -38,6 +40,7 @@ __all__ = [
     "SessionError",
     "StoreFull",
     "StreamError",
+    "TrustError",
     "UsageError",
 ]
 
@@ -155,6 +158,32 @@ class PublicationAborted(PublicationError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the publisher aborted the publication: {reason or 'no reason given'}")
         self.reason = reason
+
+
+class NotAuthentic(PublicationError):
+    """A publication whose producer no signature shows; nothing of it is used any more.
+
+    Attributes:
+        check: short name of the failed check, for example "signature", "kid" or "unsigned".
+    """
+
+    def __init__(self, message: str, *, check: str) -> None:
+        super().__init__(message)
+        self.check = check
+
+
+class TrustError(KvcsError):
+    """A signed message, a key or a token that is not to be trusted.
+
+    The message holds no octet of a key or a token.
+
+    Attributes:
+        check: short name of the failed check, for example "signature", "kid" or "expired".
+    """
+
+    def __init__(self, message: str, *, check: str) -> None:
+        super().__init__(message)
+        self.check = check
 
 
 class PublicationNotFound(KvcsError):

@@ -1,0 +1,345 @@
+"""Secure objects: payloads sealed between members of a scope, unreadable to relays.
+
+What MOQT's Secure Objects call an implementer to do, for the suites with AES-GCM (KVCS "Security
+Considerations": "publishers MUST protect Object payloads end to end"). A payload is sealed under a
+key that is derived for its track, with a nonce made of its Location, so that it opens nowhere else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hmac import HMAC
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from kvcs.errors import KvcsError, ObjectError, UsageError
+from kvcs.moqt.names import FullTrackName, Location
+from kvcs.moqt.wire import NeedMore, Reader, encode_vi64
+
+Octets = bytes | bytearray | memoryview
+
+IMMUTABLE_PROPERTIES: Final = 0x0B
+"""Object property that holds what relays may not change; the Key ID is in it."""
+
+KEY_ID_PROPERTY: Final = 0x02
+"""Type of the Key ID inside the immutable properties.
+
+MOQT has the same number for a delivery timeout, in milliseconds. Hence `MIN_KEY_ID`.
+"""
+
+MIN_KEY_ID: Final = 1 << 32
+"""Smallest Key ID that is harmless to a peer that takes it for a timeout: fifty days."""
+
+MAX_KEY_ID: Final = (1 << 64) - 1
+
+BASE_KEY_OCTETS: Final = 32
+NONCE_OCTETS: Final = 12
+TAG_OCTETS: Final = 16
+
+ENCRYPTED_PROPERTIES: Final = 0x000A
+"""Sixteen-bit type of the list that may follow a payload inside the sealed octets."""
+
+MAX_OBJECT_ID: Final = (1 << 32) - 1
+"""Larger Object IDs do not fit the nonce."""
+
+MAX_KEY_BLOCKS: Final = 1 << 32
+"""Blocks of 16 octets that one derived key seals: 64 GiB, far below what AES-GCM bears."""
+
+BLOCK_OCTETS: Final = 16
+
+_KEY_LABEL: Final = b"MOQ 1.0 Secure Objects Secret key "
+_SALT_LABEL: Final = b"MOQ 1.0 Secret salt "
+_COUNTER: Final = struct.Struct(">QI")
+
+
+class CipherSuite(IntEnum):
+    """Cipher suites that kvcs offers; the suite is agreed with the key, never on the wire."""
+
+    AES_128_GCM_SHA256_128 = 0x0004
+    AES_256_GCM_SHA512_128 = 0x0005
+
+    @property
+    def key_octets(self) -> int:
+        """Octets of a derived key."""
+        return 16 if self is CipherSuite.AES_128_GCM_SHA256_128 else 32
+
+    @property
+    def hash(self) -> hashes.HashAlgorithm:
+        """Hash of the key derivation."""
+        return hashes.SHA256() if self is CipherSuite.AES_128_GCM_SHA256_128 else hashes.SHA512()
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionKey:
+    """One base key of a scope, from which each track's own key is derived.
+
+    Use random octets of its own, not the scope key.
+    """
+
+    key_id: int
+    """Names the key on the wire; 2^32 to 2^64-1."""
+
+    base_key: bytes = field(repr=False)
+    """32 secret octets."""
+
+    suite: CipherSuite = CipherSuite.AES_128_GCM_SHA256_128
+
+    def __post_init__(self) -> None:
+        if not MIN_KEY_ID <= self.key_id <= MAX_KEY_ID:
+            raise UsageError(f"Key ID {self.key_id} is not 2^32 to 2^64-1")
+        if len(self.base_key) != BASE_KEY_OCTETS:
+            raise UsageError(f"a base key has 32 octets, not {len(self.base_key)}")
+
+
+class KeyExhausted(KvcsError):
+    """A derived key has sealed as much as one may; start a new publication."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackKey:
+    """Key and salt of one track under one base key."""
+
+    key: bytes = field(repr=False)
+    salt: bytes = field(repr=False)
+
+
+def serialized_name(name: FullTrackName) -> bytes:
+    """Octets of a Full Track Name as they enter the key derivation, lengths in shortest form."""
+    fields = [encode_vi64(len(name.namespace))]
+    for part in (*name.namespace, name.name):
+        fields += [encode_vi64(len(part)), part]
+    return b"".join(fields)
+
+
+def derive(suite: CipherSuite, key_id: int, base_key: bytes, serialized: bytes) -> TrackKey:
+    """Derive a track's key and salt (Secure Objects "Key Derivation").
+
+    Args:
+        suite: decides hash and length.
+        key_id: of the base key.
+        base_key: secret octets of any length.
+        serialized: `serialized_name` of the track.
+    """
+    extract = HMAC(bytes(suite.hash.digest_size), suite.hash)  # HKDF-Extract with an empty salt
+    extract.update(base_key)
+    secret = extract.finalize()
+    tail = serialized + struct.pack(">HQ", suite, key_id)
+
+    def expand(label: bytes, octets: int) -> bytes:
+        return HKDFExpand(suite.hash, octets, label + tail).derive(secret)
+
+    return TrackKey(expand(_KEY_LABEL, suite.key_octets), expand(_SALT_LABEL, NONCE_OCTETS))
+
+
+def nonce(salt: bytes, location: Location) -> bytes:
+    """The nonce of an Object: salt XOR (Group ID, Object ID)."""
+    counter = _COUNTER.pack(*location)
+    return bytes(a ^ b for a, b in zip(salt, counter, strict=True))
+
+
+def associated_data(location: Location, priority: int, immutable: Octets) -> bytes:
+    """What is authenticated beside the payload.
+
+    Args:
+        location: Group ID up to 2^64-1, Object ID up to 2^32-1.
+        priority: effective Publisher Priority, 0..255.
+        immutable: value of IMMUTABLE_PROPERTIES, octet by octet as it is on the wire.
+    """
+    return _COUNTER.pack(*location) + bytes((priority,)) + bytes(immutable)
+
+
+def immutable_properties(key_id: int) -> bytes:
+    """Value of IMMUTABLE_PROPERTIES of a sealed Object: the Key ID alone."""
+    return encode_vi64(KEY_ID_PROPERTY) + encode_vi64(key_id)
+
+
+def object_properties(key_id: int) -> bytes:
+    """All properties of a sealed Object, as they follow Properties Length."""
+    value = immutable_properties(key_id)
+    return encode_vi64(IMMUTABLE_PROPERTIES) + encode_vi64(len(value)) + value
+
+
+def sealed_octets(payload_octets: int) -> int:
+    """Octets of a sealed payload: length prefix, payload and tag."""
+    return len(encode_vi64(payload_octets)) + payload_octets + TAG_OCTETS
+
+
+class Sealer:
+    """Seals the Objects of one track, each Location once, in ascending order.
+
+    A nonce cannot repeat: the key is derived from the track's name, which holds a random
+    Publication ID, and a Location that is not behind every sealed one is refused.
+
+    Args:
+        key: the scope's current key.
+        name: the track.
+    """
+
+    def __init__(self, key: ProtectionKey, name: FullTrackName) -> None:
+        derived = derive(key.suite, key.key_id, key.base_key, serialized_name(name))
+        self.properties: Final = object_properties(key.key_id)
+        """Object properties that go with every sealed payload."""
+        self._immutable = immutable_properties(key.key_id)
+        self._algorithm = algorithms.AES(derived.key)
+        self._salt = derived.salt
+        self._last: Location | None = None
+        self._blocks = 0
+
+    def seal(self, location: Location, priority: int, parts: Sequence[Octets]) -> memoryview:
+        """Seal one payload.
+
+        Args:
+            location: behind every one that this has sealed.
+            priority: the Object's Publisher Priority, which is fixed from here on.
+            parts: the payload's octets in pieces; they are read once and not joined.
+
+        Returns:
+            The sealed payload, `sealed_octets` long.
+
+        Raises:
+            UsageError: the Location was sealed or passed already, or its Object ID is too large.
+            KeyExhausted: the key has sealed 64 GiB.
+        """
+        if location.object > MAX_OBJECT_ID:
+            raise UsageError(f"Object ID {location.object} does not fit a sealed Object's nonce")
+        if self._last is not None and location <= self._last:
+            raise UsageError(
+                f"Object {location.group}/{location.object} was sealed or passed already; a second"
+                " payload needs a new publication"
+            )
+        octets = sum(map(len, parts))
+        prefix = encode_vi64(octets)
+        self._count(len(prefix) + octets)
+        self._last = location
+        encryptor = Cipher(self._algorithm, modes.GCM(nonce(self._salt, location))).encryptor()
+        encryptor.authenticate_additional_data(associated_data(location, priority, self._immutable))
+        # The tag's place is the slack that the cipher wants behind what it writes.
+        sealed = memoryview(bytearray(len(prefix) + octets + TAG_OCTETS))
+        end = 0
+        for part in (prefix, *parts):
+            end += encryptor.update_into(part, sealed[end:])
+        encryptor.finalize()
+        sealed[end:] = encryptor.tag
+        return sealed
+
+    def _count(self, octets: int) -> None:
+        blocks = self._blocks + -(-octets // BLOCK_OCTETS) + 2  # associated data, tag
+        if blocks > MAX_KEY_BLOCKS:
+            raise KeyExhausted("one key may seal 64 GiB of a track; start a new publication")
+        self._blocks = blocks
+
+
+class Opener:
+    """Opens the Objects of one track.
+
+    Args:
+        keys: the scope's keys by Key ID, current and former ones.
+        name: the track.
+    """
+
+    def __init__(self, keys: dict[int, ProtectionKey], name: FullTrackName) -> None:
+        self._keys = keys
+        self._name = serialized_name(name)
+        self._derived: dict[int, tuple[AESGCM, bytes]] = {}
+        self.failures = 0
+        """Objects that did not open."""
+
+    def open(
+        self, location: Location, priority: int, immutable: Octets | None, sealed: Octets
+    ) -> memoryview:
+        """Open one payload.
+
+        Args:
+            location: where the Object came.
+            priority: its effective Publisher Priority.
+            immutable: value of its IMMUTABLE_PROPERTIES; None where it has none.
+            sealed: the payload as it came.
+
+        Raises:
+            ObjectError: ``unprotected``: no Key ID; ``key``: an unknown one; ``seal``: it does not
+                open, or what was in it is not framed as it must be. Which of these it was must not
+                be shown to the peer.
+        """
+        try:
+            return self._open(location, priority, immutable, sealed)
+        except ObjectError:
+            self.failures += 1
+            raise
+
+    def _open(
+        self, location: Location, priority: int, immutable: Octets | None, sealed: Octets
+    ) -> memoryview:
+        if immutable is None:
+            raise ObjectError(
+                "an Object of a protected track is not protected", check="unprotected"
+            )
+        key_id = read_key_id(immutable)
+        if location.object > MAX_OBJECT_ID:
+            raise ObjectError(f"Object ID {location.object} does not fit a nonce", check="seal")
+        aead, salt = self._key(key_id)
+        try:
+            plain = aead.decrypt(
+                nonce(salt, location), sealed, associated_data(location, priority, immutable)
+            )
+        except (InvalidTag, ValueError, OverflowError):
+            raise ObjectError("a sealed Object does not open", check="seal") from None
+        return _payload(memoryview(plain))
+
+    def _key(self, key_id: int) -> tuple[AESGCM, bytes]:
+        found = self._derived.get(key_id)
+        if found is None:
+            key = self._keys.get(key_id)
+            if key is None:
+                raise ObjectError(f"no key with Key ID {key_id} is known", check="key")
+            derived = derive(key.suite, key_id, key.base_key, self._name)
+            found = self._derived[key_id] = (AESGCM(derived.key), derived.salt)
+        return found
+
+
+def read_key_id(immutable: Octets) -> int:
+    """Read the one Key ID of an Object's immutable properties.
+
+    Raises:
+        ObjectError: ``unprotected``: none, several, or octets that are no properties.
+    """
+    reader, type_, found = Reader(immutable), 0, []
+    try:
+        while reader.remaining:
+            type_ += reader.vi64()
+            if type_ % 2:
+                reader.sub(reader.vi64())
+            else:
+                value = reader.vi64()
+                if type_ == KEY_ID_PROPERTY:
+                    found.append(value)
+    except NeedMore:
+        raise ObjectError("immutable properties end too early", check="unprotected") from None
+    if len(found) != 1:
+        raise ObjectError(f"{len(found)} Key IDs in the place of one", check="unprotected")
+    return found[0]
+
+
+def _payload(plain: memoryview) -> memoryview:
+    """The payload inside opened octets; a list of encrypted properties behind it is passed over."""
+    reader = Reader(plain)
+    try:
+        octets = reader.vi64()
+        start = reader.pos
+        reader.sub(octets)
+        if reader.remaining:
+            if reader.uint16() != ENCRYPTED_PROPERTIES:
+                raise ObjectError("unknown octets behind a sealed payload", check="seal")
+            reader.sub(reader.vi64())
+    except NeedMore:
+        raise ObjectError("a sealed payload is shorter than it says", check="seal") from None
+    if reader.remaining:
+        raise ObjectError("octets behind the encrypted properties", check="seal")
+    return plain[start : start + octets]

@@ -114,8 +114,20 @@ class Connection:
         """Whether the session is not over."""
         return self._closed_event is None
 
+    @property
+    def newest(self) -> Connection:
+        """This session, or the one that has replaced it."""
+        return self if self.link is None else self.link.current
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the session is open, or another one replaces it."""
+        return self.is_open or (self.link is not None and self.link.is_open)
+
     def close_error(self) -> ConnectionClosed:
-        """Why the session is over, as the exception that waiters get."""
+        """Why the session is over, and none follows it, as the exception that waiters get."""
+        if self.link is not None and not self.is_open and not self.link.is_open:
+            return self.link.error()
         closed = self._closed_event
         if closed is None:
             return ConnectionClosed("the session is open")

@@ -78,7 +78,7 @@ class Link:
         self._since = 0.0
         self._tries = 0
         self._hops = 0
-        self._error: KvcsError | None = None
+        self._error: ConnectionClosed | None = None
         self._stirred = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -99,9 +99,9 @@ class Link:
         """Whether there is a session, or one may still come."""
         return self._error is None
 
-    def error(self) -> KvcsError:
+    def error(self) -> ConnectionClosed:
         """Why no session comes any more."""
-        return self.current.close_error() if self._error is None else self._error
+        return ConnectionClosed("the session is open") if self._error is None else self._error
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever a session came, went, is sent away, or none will come."""
@@ -116,7 +116,7 @@ class Link:
         """The session on which new requests may be made; waits for one if need be.
 
         Raises:
-            ConnectionClosed, ConnectionFailed: none comes any more.
+            ConnectionClosed: none comes any more.
         """
         changed = asyncio.Event()
         self.on_change(changed.set)
@@ -232,7 +232,7 @@ class Link:
                     self._stirred.clear()
                     await self._stirred.wait()
                 await self._replace(self.current)
-        except KvcsError as exc:
+        except ConnectionClosed as exc:
             self._error = exc
             _log.warning("reconnecting_given_up", uri=str(self._home), reason=str(exc))
             self.origin.nothing_returns()
@@ -242,7 +242,7 @@ class Link:
         """Open the session that follows ``old``.
 
         Raises:
-            ConnectionClosed, ConnectionFailed: there was none within the time.
+            ConnectionClosed: there was none within the time.
         """
         policy, loop = self.policy, self._loop
         if loop.time() - self._since >= policy.settled:
@@ -250,7 +250,7 @@ class Link:
         target = self._target(old)
         failures = 0
         lost_at: float | None = None
-        error: KvcsError | None = None
+        why = ""
         while True:
             pause = policy.pause(self._tries, self._chance)
             if not old.is_open:
@@ -258,16 +258,16 @@ class Link:
                 if policy.deadline is not None:
                     left = lost_at + policy.deadline - loop.time()
                     if left <= 0:
-                        raise old.close_error() if error is None else error
+                        raise _given_up(old.close_error(), policy.deadline, why)
                     pause = min(pause, left)
             await self._pause(pause, old)
             self._tries += 1
             try:
                 connection = await self._open_session(target, link=self, origin=self.origin)
             except (ConnectionFailed, ConnectionClosed, UsageError) as exc:
-                error = exc
+                why = str(exc)
                 failures += 1
-                _log.info("reconnecting", uri=str(target), tries=self._tries, why=str(exc))
+                _log.info("reconnecting", uri=str(target), tries=self._tries, why=why)
                 if failures >= HOME_AFTER:
                     target = self._home if target != self._home else self._uri
                 if not old.is_held:
@@ -339,6 +339,13 @@ class Link:
                 async with asyncio.timeout(self.policy.linger):
                     await old.drain()
             await old.close()
+
+
+def _given_up(lost: ConnectionClosed, seconds: float, why: str) -> ConnectionClosed:
+    reason = f"{lost.reason or 'lost'}; no session followed within {seconds:g} s"
+    if why:
+        reason += f": {why}"
+    return ConnectionClosed(reason, code=lost.code, by_peer=lost.by_peer)
 
 
 def _is_followed(connection: Connection) -> bool:

@@ -10,6 +10,7 @@ from types import TracebackType
 from kvcs.errors import UsageError
 from kvcs.moqt import events
 from kvcs.moqt.settings import SessionSettings
+from kvcs.moqt.uri import parse_uri
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
@@ -55,6 +56,9 @@ class RelaySettings:
     goaway_timeout: float = 5.0
     """Seconds that sessions have to go away when the relay stops."""
 
+    goaway_uri: str = ""
+    """`moqt` URI of another relay that they are sent to then; empty: they come back to this one."""
+
     session: SessionSettings = field(default_factory=SessionSettings)
     """Limits of every session."""
 
@@ -68,6 +72,8 @@ class RelaySettings:
             raise UsageError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.goaway_timeout >= 0:
             raise UsageError(f"goaway_timeout must not be negative, not {self.goaway_timeout}")
+        if self.goaway_uri:
+            parse_uri(self.goaway_uri)
 
 
 class Relay:
@@ -191,8 +197,7 @@ class Relay:
 
     async def _say_goodbye(self) -> None:
         timeout = self.settings.goaway_timeout
-        for connection in list(self._keys):
-            connection.core.goaway(timeout_ms=round(timeout * 1000), now=connection.now)
+        self._server.goaway(self.settings.goaway_uri, timeout=timeout)
         try:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()

@@ -164,6 +164,6 @@ async def test_sessions_are_limited(files: PemFiles, nothing_left_behind: None) 
     async with relaying(files, max_sessions=1) as relay:
         async with connect(relay.url, ca=files.ca):
             with pytest.raises(ConnectionFailed):
-                async with connect(relay.url, ca=files.ca):
+                async with connect(relay.url, ca=files.ca, reconnect=None):
                     pass
             assert relay.stats.sessions == 1

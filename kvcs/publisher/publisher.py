@@ -68,6 +68,9 @@ class PublisherSettings:
 class Publisher:
     """Publishes KV caches on one or more sessions, or through a listening server.
 
+    Where a session is lost or sent away and another one follows it (`kvcs.connect`), publications
+    live on: they are announced there under the same Publication ID and served from the same store.
+
     Args:
         sessions: what `kvcs.connect` or `kvcs.serve` gives; one or more.
         settings: limits and choices.
@@ -171,7 +174,7 @@ class Publisher:
         """
         error: ConnectionClosed | None = None
         for session in self._sessions:
-            if isinstance(session, Server) or session.is_open:
+            if isinstance(session, Server) or session.lasts:
                 return
             error = session.close_error()
         if error is not None:
@@ -181,7 +184,12 @@ class Publisher:
         """Let the peers acknowledge what was said, for a short time."""
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                await asyncio.gather(*(session.drain() for session in self._sessions))
+                await asyncio.gather(
+                    *(
+                        each.drain() if isinstance(each, Server) else each.newest.drain()
+                        for each in self._sessions
+                    )
+                )
         except TimeoutError:
             _log.debug("end_not_acknowledged")
 

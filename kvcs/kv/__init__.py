@@ -31,6 +31,15 @@ from kvcs.kv.payload import (
     check_header,
     check_length,
 )
+from kvcs.kv.signed import (
+    SignedManifests,
+    SignedVersion,
+    check_lists,
+    check_signing_key,
+    look_at_signed,
+    max_signed_octets,
+    sign_manifest,
+)
 from kvcs.kv.slots import Outcome, Slot
 from kvcs.kv.tracks import (
     APPLICATION,
@@ -78,6 +87,8 @@ __all__ = [
     "Scheme",
     "Scope",
     "SegmentEntry",
+    "SignedManifests",
+    "SignedVersion",
     "Slot",
     "Unpinned",
     "as_host_array",
@@ -86,15 +97,20 @@ __all__ = [
     "check_digest",
     "check_header",
     "check_length",
+    "check_lists",
+    "check_signing_key",
     "check_succession",
     "codec_names",
     "convert",
     "holder_uri",
+    "look_at_signed",
     "lookup",
     "manifest_json_bytes",
+    "max_signed_octets",
     "numpy_dtype",
     "parse_holder_uri",
     "parse_manifest",
     "parse_track_name",
     "register",
+    "sign_manifest",
 ]

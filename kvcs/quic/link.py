@@ -12,7 +12,6 @@ from kvcs.errors import (
     CertificateError,
     ConnectionClosed,
     ConnectionFailed,
-    KvcsError,
     UsageError,
 )
 from kvcs.moqt import messages

@@ -12,6 +12,7 @@ from kvcs.moqt import messages
 from kvcs.moqt.errors import MalformedTrack, StreamCode, UnsupportedExtension
 from kvcs.moqt.events import Event, RequestRefused, SubscriptionEnded, TrackMalformed
 from kvcs.moqt.filters import RangeFilters
+from kvcs.moqt.limits import Limit
 from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import (
@@ -101,6 +102,9 @@ class Receptions:
     def publish_done(self, request: Request, done: messages.PublishDone) -> None:
         """PUBLISH_DONE: the subscription is over once its streams are here (§9.9)."""
         self._done[request.request_id] = done
+        if self._expected[request.request_id].streams_seen > done.stream_count:
+            # We may close for it (§9.9); but some publishers forget their fills in the count.
+            self._session.limits.reached(Limit.STREAM_COUNT)
         if not self._check_streams(request):
             self._wait_for_streams(request)
 

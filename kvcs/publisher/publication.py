@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -65,10 +64,11 @@ class Publication:
         max_data_octets: int,
         first_segment_blocks: int,
         deterministic: bool,
+        random_octets: Callable[[int], bytes],
         check_sessions: Callable[[], None],
     ) -> None:
         self.prefix = prefix
-        self.publication_id = secrets.token_bytes(PUBLICATION_ID_OCTETS)
+        self.publication_id = random_octets(PUBLICATION_ID_OCTETS)
         """Chosen at random for each production (KVCS "Track Namespace")."""
         self.namespace: TrackNamespace = prefix.namespace(self.publication_id, first_segment_blocks)
         """The five Track Namespace Fields."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -53,6 +54,9 @@ class PublisherSettings:
 
     drain: float = 5.0
     """Seconds that a publication which is left waits for its subscribers to get what they asked."""
+
+    random_octets: Callable[[int], bytes] = secrets.token_bytes
+    """Source of Publication IDs: so many random octets. Seeded only in simulations."""
 
     def __post_init__(self) -> None:
         if self.store_octets < 1:
@@ -145,6 +149,7 @@ class Publisher:
             if first_segment_blocks is None
             else first_segment_blocks,
             deterministic=deterministic,
+            random_octets=self.settings.random_octets,
             check_sessions=self._check_sessions,
         )
         self._publications.append(publication)

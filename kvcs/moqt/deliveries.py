@@ -13,7 +13,7 @@ from kvcs.errors import RequestError
 from kvcs.moqt import messages
 from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
-from kvcs.moqt.filters import Range, RangeFilters
+from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.load import overloaded
 from kvcs.moqt.names import GroupOrder, Location
@@ -44,6 +44,10 @@ class Deliveries:
         taken = self._next_alias
         self._next_alias += 1
         return taken
+
+    def has(self, request_id: int) -> bool:
+        """Whether Objects are sent for a request."""
+        return request_id in self._subscriptions or request_id in self._fetches
 
     def subscription(self, request_id: int) -> SubscriptionDelivery | None:
         """What is delivered for a SUBSCRIBE or PUBLISH."""
@@ -152,13 +156,32 @@ class Deliveries:
         """Reset what is open of a subscription, then PUBLISH_DONE and FIN (§9.9)."""
         request = self._session.requests.get(request_id)
         delivery = self._subscriptions.get(request_id)
-        if request is None or delivery is None:
+        if request is None:
+            return
+        if delivery is None:
+            if request.ours and request.stream_id < 0:
+                self._session.cancel_request(request, StreamCode.CANCELLED)  # it was never sent
             return
         delivery.end(_STREAM_CODES.get(status, StreamCode.CANCELLED))
         self._session.requests.send(
             request, messages.PublishDone(status, delivery.streams_opened, reason), fin=True
         )
         self._session.end_request(request)
+
+    def notify(
+        self, request_id: int, forward: bool | None, location_filter: LocationFilter | None
+    ) -> None:
+        """PUBLISH_STATE_NOTIFY; see `Responder.notify_state`."""
+        request = self._session.requests.get(request_id)
+        delivery = self._subscriptions.get(request_id)
+        if request is None or delivery is None or request.state is not State.ESTABLISHED:
+            return
+        parameters = Parameters.of(
+            largest_object=delivery.track.largest,
+            forward=None if forward is None else int(forward),
+            location_filter=location_filter,
+        )
+        self._session.requests.send(request, messages.PublishStateNotify(parameters))
 
     def fail_fetch(self, request_id: int, code: int) -> None:
         """Reset the data stream of a FETCH that was accepted: it cannot be delivered (§9.11)."""

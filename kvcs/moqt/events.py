@@ -74,6 +74,37 @@ class SubscribeNamespaceReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SubscribeTracksReceived:
+    """The peer wants a PUBLISH of each Track under a prefix (§9.18): accept or refuse."""
+
+    request_id: int
+    track_namespace_prefix: TrackNamespace
+    parameters: Parameters
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReceived:
+    """The peer begins a subscription to a Track of its own (§9.8): accept_publish or refuse."""
+
+    request_id: int
+    full_track_name: FullTrackName
+    parameters: Parameters
+    track_properties: KeyValues
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdateReceived:
+    """REQUEST_UPDATE with tokens or another prefix (§9.5): accept_update or refuse_update."""
+
+    request_id: int
+    update_id: int
+    parameters: Parameters
+    tokens: tuple[ResolvedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestCancelled:
     """The peer cancelled or ended a request that it made, or one of ours (§6.4.2.3)."""
 
@@ -125,6 +156,22 @@ class NamespaceWithdrawn:
 
     request_id: int
     suffix: TrackNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class TrackSkipped:
+    """PUBLISH_SKIPPED: our SUBSCRIBE_TRACKS gets no PUBLISH of this Track (§9.19)."""
+
+    request_id: int
+    full_track_name: FullTrackName
+
+
+@dataclass(frozen=True, slots=True)
+class StateNotified:
+    """PUBLISH_STATE_NOTIFY: what has changed at the publisher (§9.10); informational."""
+
+    request_id: int
+    parameters: Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +285,17 @@ Event = (
     | TrackStatusReceived
     | PublishNamespaceReceived
     | SubscribeNamespaceReceived
+    | SubscribeTracksReceived
+    | PublishReceived
+    | RequestUpdateReceived
     | RequestCancelled
     | RequestAccepted
     | RequestRefused
     | RequestUpdateAnswered
     | NamespaceAnnounced
     | NamespaceWithdrawn
+    | TrackSkipped
+    | StateNotified
     | SubscriptionEnded
     | TrackMalformed
     | DataStreamOpened

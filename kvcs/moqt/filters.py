@@ -430,12 +430,33 @@ class RangeFilters(Mapping[ParameterType, tuple[RangeFilter, ...]]):
 
     def passes_track(self, properties: KeyValues) -> bool:
         """Whether the TRACK_PROPERTY_FILTERs of a SUBSCRIBE_TRACKS select a Track."""
-        verdicts: dict[int | None, bool] = {}
+        return self.for_track(properties) is not None
+
+    def for_track(self, properties: KeyValues) -> RangeFilters | None:
+        """What is left for the Objects of a Track, once its Properties are known.
+
+        Returns:
+            The filters of the sets that the Track may pass, without TRACK_PROPERTY_FILTERs; none
+            where such a set leaves no Object out. None where the Track passes no set.
+        """
+        verdicts: dict[int | None, bool] = {
+            value.set_id: True for values in self.values() for value in values
+        }
         for value in self._by_type.get(ParameterType.TRACK_PROPERTY_FILTER, ()):
             number = _property(properties, value)
             fits = isinstance(number, int) and value.matches(number)
-            verdicts[value.set_id] = verdicts.get(value.set_id, True) and fits
-        return not verdicts or any(verdicts.values())
+            verdicts[value.set_id] = verdicts[value.set_id] and fits
+        if verdicts and not any(verdicts.values()):
+            return None
+        left: dict[ParameterType, tuple[RangeFilter, ...]] = {
+            type_: tuple(value for value in values if verdicts[value.set_id])
+            for type_, values in self.items()
+            if type_ is not ParameterType.TRACK_PROPERTY_FILTER
+        }
+        left = {type_: values for type_, values in left.items() if values}
+        narrowed = {value.set_id for values in left.values() for value in values}
+        passing = {set_id for set_id, verdict in verdicts.items() if verdict}
+        return RangeFilters(left if narrowed == passing else None)
 
 
 def _property(properties: KeyValues | None, value: RangeFilter) -> object:

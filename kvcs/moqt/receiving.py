@@ -139,18 +139,13 @@ class DataStreams:
         self._fetches[request_id] = (expected, group_order)
 
     def bind(self, track_alias: int, expected: Expected) -> None:
-        """SUBSCRIBE_OK named the alias of a subscription; early streams of it are given out.
+        """A subscription is established, its alias is known; early streams of it are given out.
 
         Raises:
             DuplicateTrackAlias: the alias denotes another Track.
         """
-        bound = self._aliases.setdefault(track_alias, [])
-        if bound and bound[-1].full_track_name != expected.full_track_name:
-            raise DuplicateTrackAlias(
-                f"alias {track_alias} denotes {bound[-1].full_track_name} and"
-                f" {expected.full_track_name}"
-            )
-        bound.append(expected)
+        self.check_alias(track_alias, expected.full_track_name)
+        self._aliases.setdefault(track_alias, []).append(expected)
         for stream in [stream for stream in self._early if self._is_for(stream, track_alias)]:
             if expected not in self._aliases.get(track_alias, ()):
                 return  # an Object ended the subscription; the rest stays early and times out
@@ -160,6 +155,27 @@ class DataStreams:
             self._parse(stream, memoryview(octets))
             if stream.fin and stream.stream_id in self._streams:
                 self._finish(stream)
+
+    def check_alias(self, track_alias: int, name: FullTrackName) -> None:
+        """Hold an alias that the peer names against those of established subscriptions (§3.1.3).
+
+        Raises:
+            DuplicateTrackAlias: it denotes another Track.
+        """
+        bound = self._aliases.get(track_alias)
+        if bound and bound[-1].full_track_name != name:
+            raise DuplicateTrackAlias(
+                f"alias {track_alias} denotes {bound[-1].full_track_name} and {name}"
+            )
+
+    def refuse(self, track_alias: int, code: int) -> None:
+        """Stop early streams of a subscription that was not accepted."""
+        if track_alias in self._aliases:
+            return  # another subscription has it too, and none of its streams is early
+        for stream in [stream for stream in self._early if self._is_for(stream, track_alias)]:
+            self._leave_early(stream, len(stream.early))
+            stream.early = bytearray()
+            self._drop(stream, code)
 
     @staticmethod
     def _is_for(stream: _Stream, track_alias: int) -> bool:

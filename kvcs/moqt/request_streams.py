@@ -20,6 +20,7 @@ from kvcs.moqt.parameters import Parameters, check_scope
 from kvcs.moqt.requests import (
     KINDS,
     UPDATE_SCOPES,
+    Kind,
     Request,
     RequestIds,
     RequestMessage,
@@ -54,6 +55,9 @@ UNENDED_SECONDS = 10.0
 MAX_WAITING_REQUESTS = 1024
 """Requests of ours that wait for the peer's stream credit."""
 
+FirstOctets = Callable[[Request], bytes]
+"""Makes the first octets of a request of ours whose stream opens now."""
+
 _REQUEST_TYPES = frozenset(TYPE_IDS[cls] for cls in KINDS)
 
 
@@ -87,7 +91,7 @@ class RequestStreams:
         self._by_stream: dict[int, Request] = {}
         self._by_id: dict[int, Request] = {}
         self._arriving: dict[int, _Arriving] = {}
-        self._waiting: dict[Request, bytes] = {}
+        self._waiting: dict[Request, FirstOctets] = {}
         self._unended: set[Request] = set()
         self._given_up: set[int] = set()
         """Streams of the peer that we stopped before they had a whole message."""
@@ -115,11 +119,15 @@ class RequestStreams:
 
     # Requests of ours
 
-    def open(self, make: Callable[[int], RequestMessage]) -> Request:
+    def open(
+        self, make: Callable[[int], RequestMessage], begin: FirstOctets | None = None
+    ) -> Request:
         """Make a request of ours; it goes out as soon as there is stream credit.
 
         Args:
             make: gives the message for a Request ID.
+            begin: gives the octets when there is credit, where they depend on that moment; they
+                must not be longer than those of the message.
 
         Raises:
             UsageError: the session is closed, too many requests wait for credit, or the message
@@ -135,18 +143,18 @@ class RequestStreams:
         frame = encode_message(message)
         request = Request(self._take_id(), KINDS[type(message)], -1, message, ours=True)
         self._by_id[request.request_id] = request
-        self._waiting[request] = frame
+        self._waiting[request] = (lambda _: frame) if begin is None else begin
         self._session.wake()
         return request
 
     def open_next(self) -> Send:
         """The first octets of the request that has waited longest; there has to be one."""
         request = next(iter(self._waiting))
-        frame = self._waiting.pop(request)
+        first_octets = self._waiting.pop(request)
         request.stream_id = self._next_stream
         self._next_stream += 4
         self._by_stream[request.stream_id] = request
-        return Send(request.stream_id, (frame,))
+        return Send(request.stream_id, (first_octets(request),))
 
     def update(self, request: Request, parameters: Parameters) -> int:
         """REQUEST_UPDATE a request of ours that is established (§9.5); returns its Request ID.
@@ -412,10 +420,11 @@ class RequestStreams:
         for message in received:
             if isinstance(message, messages.Goaway):
                 self._session.control.take_goaway(message, request)
-            elif request.ours:
+                continue
+            self._check_update(request, message)
+            if request.ours:
                 self._session.requester.receive(request, message)
             else:
-                self._check_update(request, message)
                 self._session.responder.receive(request, message)
         request.reader.check()
         if fin:
@@ -425,6 +434,8 @@ class RequestStreams:
             self._side_ended(request, None)
 
     def _check_update(self, request: Request, message: Message) -> None:
+        if request.ours and request.kind is not Kind.PUBLISH:
+            return  # only the subscriber of a PUBLISH may send one here: the table closes
         if isinstance(message, messages.RequestUpdate):
             scope = UPDATE_SCOPES.get(request.kind)
             if scope is None:

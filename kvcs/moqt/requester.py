@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import UsageError
 from kvcs.moqt import messages
+from kvcs.moqt.delivery import UnknownHandler
 from kvcs.moqt.errors import (
     StreamCode,
 )
@@ -13,7 +14,7 @@ from kvcs.moqt.events import (
     RequestAccepted,
     RequestCancelled,
     RequestRefused,
-    RequestUpdateAnswered,
+    StateNotified,
 )
 from kvcs.moqt.filters import LocationFilter, LocationFilterType, RangeFilters
 from kvcs.moqt.messages import Message
@@ -23,12 +24,13 @@ from kvcs.moqt.names import (
     Location,
     TrackNamespace,
 )
-from kvcs.moqt.parameters import Parameters, ParameterType, Scope
+from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import (
     SetupOption,
 )
 from kvcs.moqt.requests import OK_SCOPES, Kind, Request, State
 from kvcs.moqt.settings import Role
+from kvcs.moqt.store import Track
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session
@@ -106,6 +108,33 @@ class Requester:
             lambda request_id: messages.TrackStatus(request_id, *name, chosen)
         ).request_id
 
+    def publish(
+        self,
+        track: Track,
+        parameters: Parameters | None = None,
+        on_unknown: UnknownHandler | None = None,
+    ) -> int:
+        """PUBLISH a Track (§9.8): deliver it from its next Object on, before the peer has answered.
+
+        The peer may change the subscription as one that it asked for, and refuse it; PUBLISH_DONE
+        goes out when the Track has ended.
+
+        Args:
+            track: what is published.
+            parameters: initial settings, as a SUBSCRIBE would name them, and AUTHORIZATION_TOKENs.
+                With FORWARD 0 nothing is sent until the peer sets it to 1. Range filters are
+                applied, but a PUBLISH cannot name them: for a peer that has asked for them.
+            on_unknown: asked by fills; see `kvcs.moqt.delivery.UnknownHandler`.
+
+        Returns:
+            The Request ID.
+
+        Raises:
+            UsageError: the session is closed, too many requests wait for the peer's stream credit,
+                or the message would be too long.
+        """
+        return self._session.offers.publish(track, parameters or Parameters(), on_unknown)
+
     def publish_namespace(
         self, namespace: TrackNamespace, parameters: Parameters | None = None
     ) -> int:
@@ -127,8 +156,23 @@ class Requester:
             prefix, parameters or Parameters()
         )
 
+    def subscribe_tracks(self, prefix: TrackNamespace, parameters: Parameters | None = None) -> int:
+        """SUBSCRIBE_TRACKS: a PUBLISH of every Track under a prefix, now and later (§9.18).
+
+        Its parameters become the first settings of the subscriptions that come of it.
+
+        Raises:
+            UsageError: the prefix overlaps that of another one of ours on this session, or the peer
+                accepts no such range filters.
+        """
+        chosen = parameters or Parameters()
+        self._check_ranges(chosen)
+        return self._session.watched_prefixes.subscribe_tracks(prefix, chosen)
+
     def update(self, request_id: int, parameters: Parameters) -> int:
-        """REQUEST_UPDATE an established request of ours (§9.5); absent means unchanged.
+        """REQUEST_UPDATE a request of ours, or a PUBLISH that we accepted (§9.5).
+
+        What is absent stays as it is.
 
         Returns:
             The Request ID of the update; a fill that it asks for carries this one.
@@ -137,25 +181,18 @@ class Requester:
             UsageError: the request is not established, the peer's MAX_REQUEST_UPDATES are out, or
                 it accepts no such range filters.
         """
-        request = self._session.requests.get(request_id)
-        if request is None or not request.ours or request.state is not State.ESTABLISHED:
-            raise UsageError(f"request {request_id} is not established")
-        options = self._session.peer_options
-        limit = None if options is None else options.integer(SetupOption.MAX_REQUEST_UPDATES)
-        if limit and len(request.updates) >= limit:
-            raise UsageError(f"{limit} REQUEST_UPDATEs of request {request_id} have no answer yet")
         self._check_ranges(parameters)
-        update_id = self._session.requests.update(request, parameters)
-        self._session.receptions.updated(request, update_id, parameters)
-        return update_id
+        return self._session.updates.send(request_id, parameters)
 
     def cancel(self, request_id: int, code: int = StreamCode.CANCELLED) -> None:
-        """Cancel a request of ours: its streams are stopped, nothing more is reported of it."""
+        """Cancel a request of ours, or a PUBLISH that we accepted (§6.4.2.3).
+
+        Its streams are reset and stopped, and nothing more is reported of it. A subscription of the
+        peer that we serve by PUBLISH ends with `Responder.end_subscription` in better order.
+        """
         request = self._session.requests.get(request_id)
-        if request is None or not request.ours:
-            return
-        self._session.requests.abandon(request, code)
-        self.end(request, code)
+        if request is not None and (request.ours or request.kind is Kind.PUBLISH):
+            self._session.cancel_request(request, code)
 
     def stop_stream(self, stream_id: int, code: int = StreamCode.CANCELLED) -> None:
         """Stop one data stream; its request goes on (§11.4.3)."""
@@ -169,15 +206,10 @@ class Requester:
         Raises:
             SessionError: it has no place here.
         """
-        if request.abandoned:
+        if request.abandoned or self._session.updates.take_answer(request, message):
             return
-        if request.updates and isinstance(message, (messages.RequestOk, messages.RequestError)):
-            if request.state is State.ESTABLISHED:
-                self._update_answered(request, message)
-                return
-            if request.state is State.TERMINATED:
-                request.updates.pop(0)  # a FETCH that was complete before its update was
-                return
+        if request.kind is Kind.PUBLISH and request.state is State.TERMINATED:
+            return  # PUBLISH_DONE is under way, the peer did not know
         request.receive(message)
         if isinstance(message, messages.RequestError):
             self._refused(request, message)
@@ -193,33 +225,29 @@ class Requester:
             self._session.watched_prefixes.announced(request, message.track_namespace_suffix)
         elif isinstance(message, messages.NamespaceDone):
             self._session.watched_prefixes.withdrawn(request, message.track_namespace_suffix)
+        elif isinstance(message, messages.PublishSkipped):
+            self._session.watched_prefixes.skipped(request, message)
+        elif isinstance(message, messages.PublishStateNotify):
+            self._session.emit(StateNotified(request.request_id, message.parameters))
+        elif isinstance(message, messages.RequestUpdate):
+            self._session.updates.receive(request, message)
 
     def side_ended(self, request: Request, code: int | None) -> None:
         """The peer ended or stopped a direction of a request of ours."""
         if request.state is State.DRAINING:
             return
-        if code is None and request.kind is Kind.FETCH and request.state is State.ESTABLISHED:
-            return  # the data stream tells how it ends
+        if code is None and request.state is State.ESTABLISHED:
+            if request.kind is Kind.FETCH:
+                return  # the data stream tells how it ends
+            if request.kind is Kind.PUBLISH:
+                return  # the subscriber has nothing more to say, and goes on receiving
         self._session.requests.abandon(request, StreamCode.CANCELLED)
         self._session.watched_prefixes.withdraw_all(request)
         self._session.emit(RequestCancelled(request.request_id, True, code))
         self.end(request, StreamCode.CANCELLED)
 
-    def _update_answered(
-        self, request: Request, message: messages.RequestOk | messages.RequestError
-    ) -> None:
-        update_id = request.updates.pop(0)
-        if isinstance(message, messages.RequestOk):
-            subscription = request.kind is Kind.SUBSCRIBE
-            messages.check_request_ok(
-                message, Scope.UPDATE_SUBSCRIPTION_OK if subscription else Scope.UPDATE_OTHER_OK
-            )
-        else:
-            self._check_error(request, message)
-        self._session.emit(RequestUpdateAnswered(request.request_id, update_id, message))
-
     def _refused(self, request: Request, error: messages.RequestError) -> None:
-        self._check_error(request, error)
+        self.check_error(request, error)
         self._session.emit(RequestRefused(request.request_id, error))
         self._session.requests.finish(request)
         self.end(request, StreamCode.CANCELLED)
@@ -230,7 +258,12 @@ class Requester:
         self._session.emit(RequestAccepted(request.request_id, reply))
         self._session.receptions.bind(request, reply.track_alias, reply.track_properties)
 
-    def _check_error(self, request: Request, error: messages.RequestError) -> None:
+    def check_error(self, request: Request, error: messages.RequestError) -> None:
+        """Hold a REQUEST_ERROR against its sender and request (§9.4).
+
+        Raises:
+            ProtocolViolation: its Redirect has no place there.
+        """
         messages.check_request_error(
             error,
             from_client=self._session.role is Role.SERVER,
@@ -285,6 +318,9 @@ class Requester:
         """A request of ours is over; its open data streams are stopped with ``code``."""
         request_id = request.request_id
         self._session.watched_prefixes.forget(request_id)
+        self._session.updates.forget(request_id)
+        self._session.asked_prefixes.begun(request_id)
+        self._session.deliveries.forget(request_id)
         self._session.receptions.forget(request_id, code)
         self._session.requests.forget(request)
 

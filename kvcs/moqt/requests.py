@@ -95,8 +95,8 @@ FROM_REQUESTER: _Table = {
         if kind is not Kind.TRACK_STATUS
         for state in (State.PENDING, State.ESTABLISHED)
     },
-    (Kind.PUBLISH, State.PENDING, messages.PublishDone): State.TERMINATED,
-    (Kind.PUBLISH, State.ESTABLISHED, messages.PublishDone): State.TERMINATED,
+    (Kind.PUBLISH, State.PENDING, messages.PublishDone): State.PENDING,
+    (Kind.PUBLISH, State.ESTABLISHED, messages.PublishDone): State.DRAINING,
     (Kind.PUBLISH, State.ESTABLISHED, messages.PublishStateNotify): State.ESTABLISHED,
 }
 """Messages of the side that asked, after its first."""

@@ -10,19 +10,20 @@ from kvcs.moqt.deliveries import error_message, largest_object
 from kvcs.moqt.delivery import UnknownHandler
 from kvcs.moqt.errors import (
     DoesNotExist,
-    NotSupported,
     RequestCode,
     StreamCode,
-    TooManyRequestUpdates,
 )
 from kvcs.moqt.events import (
     FetchReceived,
     PublishNamespaceReceived,
     RequestCancelled,
+    StateNotified,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     TrackStatusReceived,
 )
+from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.load import overloaded
 from kvcs.moqt.messages import Message
@@ -48,7 +49,6 @@ class Responder:
         self._session = session
         self._fetch_requests: set[int] = set()
         """FETCHes that are open, answered or not."""
-        self._pending_updates: dict[int, list[messages.RequestUpdate]] = {}
 
     # What the peer asks
 
@@ -90,64 +90,48 @@ class Responder:
             namespace = message.track_namespace_prefix
             _refuse_reserved(namespace)
             emit(PublishNamespaceReceived(message.request_id, namespace, tokens))
-        elif isinstance(message, messages.SubscribeNamespace):
+        elif isinstance(message, messages.Publish):
+            _refuse_reserved(message.track_namespace)
+            self._session.offers.receive(request, message, tokens)
+        else:
             prefix = message.track_namespace_prefix
             _refuse_reserved(prefix)
-            self._session.asked_prefixes.check_overlap(request, prefix)
-            emit(SubscribeNamespaceReceived(message.request_id, prefix, tokens))
-        else:
-            raise NotSupported(f"{request.kind.name} is not supported by this endpoint")
+            self._session.asked_prefixes.begin(request)
+            if isinstance(message, messages.SubscribeNamespace):
+                emit(SubscribeNamespaceReceived(message.request_id, prefix, tokens))
+            else:
+                parameters = message.parameters
+                emit(SubscribeTracksReceived(message.request_id, prefix, parameters, tokens))
 
     def receive(self, request: Request, message: Message) -> None:
-        """A later message of the peer on its own request: REQUEST_UPDATE (§9.5)."""
+        """A later message of the peer on its own request.
+
+        Raises:
+            SessionError: it has no place here.
+        """
         if request.state is State.TERMINATED:
             return
+        if self._session.updates.take_answer(request, message):
+            return
         request.receive(message)
-        if not isinstance(message, messages.RequestUpdate):
-            return
-        if request.state is State.PENDING:
-            # Answered in order, behind the reply that is still owed.
-            request.updates.append(message.request_id)
-            limit = self._session.settings.max_request_updates
-            if limit and len(request.updates) > limit:
-                self._session.limits.reached(Limit.REQUEST_UPDATES)
-                raise TooManyRequestUpdates(f"more than {limit} REQUEST_UPDATEs without answer")
-            self._pending_updates.setdefault(request.request_id, []).append(message)
-            return
-        self._update(request, message)
-
-    def _update(self, request: Request, update: messages.RequestUpdate) -> None:
-        try:
-            self._tokens(update.parameters)
-            self._session.load.check_rate()
-            self._session.load.check_tokens(update.parameters)
-            reply = self._apply(request, update)
-        except RequestError as exc:
-            self._session.requests.send(request, error_message(exc))
-            self._update_failed(request)
-            return
-        self._session.requests.send(request, messages.RequestOk(reply, KeyValues()))
-
-    def _apply(self, request: Request, update: messages.RequestUpdate) -> Parameters:
-        if ParameterType.TRACK_NAMESPACE_PREFIX in update.parameters:
-            raise NotSupported("the prefix cannot be changed here; make a new request")
-        return self._session.deliveries.update(request, update)
-
-    def _update_failed(self, request: Request) -> None:
-        self._session.emit(RequestCancelled(request.request_id, False, None))
-        if request.kind in (Kind.SUBSCRIBE, Kind.FETCH):
-            self._session.deliveries.update_failed(request)
-        else:
-            self._session.requests.finish(request)
-            self.end(request)
+        if isinstance(message, messages.RequestUpdate):
+            self._session.updates.receive(request, message)
+        elif isinstance(message, messages.PublishDone):
+            self._session.offers.publish_done(request, message)
+        elif isinstance(message, messages.PublishStateNotify):
+            self._session.emit(StateNotified(request.request_id, message.parameters))
 
     def side_ended(self, request: Request, code: int | None) -> None:
         """The peer ended or stopped a direction of its own request."""
-        if code is None:
+        if request.state is State.DRAINING:
+            return  # PUBLISH_DONE is here
+        if code is None and not self._owes_publish_done(request):
             return  # FIN: it has nothing more to say, and still wants what it asked for (§6.4.2.2)
         self._session.emit(RequestCancelled(request.request_id, False, code))
-        self._session.requests.abandon(request, StreamCode.CANCELLED)
-        self.end(request)
+        self._session.cancel_request(request, StreamCode.CANCELLED)
+
+    def _owes_publish_done(self, request: Request) -> bool:
+        return request.kind is Kind.PUBLISH and not self._session.offers.ended_early(request)
 
     # Answers
 
@@ -186,7 +170,7 @@ class Responder:
         fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
             delivery.start_fill(fill, request_id, largest)
-        self._take_pending_updates(request)
+        self._session.updates.take_held(request)
         delivery.check_drained()
 
     def accept_fetch(
@@ -216,7 +200,7 @@ class Responder:
         if not self._reply(request, messages.FetchOk(end_of_track, end, Parameters(), properties)):
             return
         self._session.deliveries.fetch(request, track, span, on_unknown)
-        self._take_pending_updates(request)
+        self._session.updates.take_held(request)
 
     def answer_track_status(self, request_id: int, track: Track) -> None:
         """TRACK_STATUS_OK: the Largest Object and the Track Properties (§9.13)."""
@@ -230,17 +214,48 @@ class Responder:
         if self._reply(request, reply, fin=True):
             self.end(request)
 
-    def accept(self, request_id: int) -> None:
-        """REQUEST_OK to a PUBLISH_NAMESPACE or SUBSCRIBE_NAMESPACE."""
+    def accept(self, request_id: int, *, expires_ms: int | None = None) -> None:
+        """REQUEST_OK to a PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
+
+        Args:
+            request_id: of the request.
+            expires_ms: when this endpoint will end it, in milliseconds; None names no time.
+        """
         request = self._pending(request_id)
         if request is not None:
-            self._reply(request, messages.RequestOk(Parameters(), KeyValues()))
-            self._take_pending_updates(request)
+            parameters = Parameters.of(expires=expires_ms)
+            self._reply(request, messages.RequestOk(parameters, KeyValues()))
+            self._session.updates.take_held(request)
+
+    def accept_publish(self, request_id: int, *, expires_ms: int | None = None) -> None:
+        """REQUEST_OK to a PUBLISH (§9.8): its Objects are taken from now on, also early ones.
+
+        It is a subscription of ours then: `Requester.update` changes it and `Requester.cancel` ends
+        it, as they do for one that we asked for.
+
+        Args:
+            request_id: of the PUBLISH.
+            expires_ms: when this endpoint will end it, in milliseconds; None names no time.
+        """
+        request = self._pending(request_id)
+        if request is not None:
+            self._session.offers.accept(request, expires_ms)
+            self._session.updates.take_held(request)
+
+    def accept_update(self, request_id: int, update_id: int) -> None:
+        """Apply an update that was shown as `RequestUpdateReceived`, and REQUEST_OK."""
+        self._session.updates.answer(request_id, update_id, None)
+
+    def refuse_update(self, request_id: int, update_id: int, error: RequestError) -> None:
+        """REQUEST_ERROR to such an update; its request ends with it (§9.5)."""
+        self._session.updates.answer(request_id, update_id, error)
 
     def refuse(self, request_id: int, error: RequestError) -> None:
         """REQUEST_ERROR and FIN (§9.4)."""
         request = self._pending(request_id)
         if request is not None:
+            if request.kind is Kind.PUBLISH:
+                self._session.offers.refused(request)
             self._session.requests.send(request, error_message(error), fin=True)
             self.end(request)
 
@@ -256,8 +271,41 @@ class Responder:
         """End a request of the peer that was accepted (§6.4.2.3)."""
         request = self._session.requests.get(request_id)
         if request is not None and not request.ours:
-            self._session.requests.abandon(request, code)
-            self.end(request)
+            self._session.cancel_request(request, code)
+
+    def publish_tracks(
+        self, request_id: int, track: Track, on_unknown: UnknownHandler | None = None
+    ) -> int | None:
+        """PUBLISH a Track to a SUBSCRIBE_TRACKS of the peer, with the settings it names (§9.18).
+
+        Where the PUBLISH cannot be made, PUBLISH_SKIPPED says so.
+
+        Returns:
+            The Request ID of the PUBLISH; None where the Track is not selected or was skipped.
+        """
+        return self._session.asked_prefixes.offer(request_id, track, on_unknown)
+
+    def publish_skipped(self, request_id: int, name: FullTrackName) -> None:
+        """PUBLISH_SKIPPED: a SUBSCRIBE_TRACKS will get no PUBLISH of a Track (§9.19)."""
+        self._session.asked_prefixes.skip(request_id, name)
+
+    def notify_state(
+        self,
+        request_id: int,
+        *,
+        forward: bool | None = None,
+        location_filter: LocationFilter | None = None,
+    ) -> None:
+        """PUBLISH_STATE_NOTIFY: tell a subscriber what has changed (§9.10); never answered.
+
+        The Largest Object goes along. Quiet where the subscription is not established.
+
+        Args:
+            request_id: of the SUBSCRIBE, or of a PUBLISH of ours.
+            forward: the Forward State that applies now, if it has changed.
+            location_filter: the Location Filter that applies now, if it has changed.
+        """
+        self._session.deliveries.notify(request_id, forward, location_filter)
 
     def end_subscription(self, request_id: int, status: int, reason: str = "") -> None:
         """Reset what is open of a subscription, then PUBLISH_DONE and FIN (§9.9)."""
@@ -297,23 +345,18 @@ class Responder:
         request.state = State.ESTABLISHED
         return True
 
-    def _take_pending_updates(self, request: Request) -> None:
-        """Take the updates that came before the reply, now that there is something to update."""
-        for update in self._pending_updates.pop(request.request_id, ()):
-            request.updates.pop(0)
-            if request.state is State.ESTABLISHED:
-                self._update(request, update)
-
     def end(self, request: Request) -> None:
         """A request of the peer is over."""
         if request.state is State.TERMINATED:
             return
         request_id = request.request_id
         request.state = State.TERMINATED
-        self._pending_updates.pop(request_id, None)
+        self._session.updates.forget(request_id)
+        self._session.offers.forget(request_id)
         self._fetch_requests.discard(request_id)
         self._session.asked_prefixes.forget(request_id)
         self._session.deliveries.forget(request_id)
+        self._session.receptions.forget(request_id, StreamCode.CANCELLED)
         self._session.requests.forget(request)
 
 

@@ -28,6 +28,7 @@ from kvcs.moqt.actions import (
     SendDatagram,
     StopSending,
 )
+from kvcs.moqt.asked_prefixes import AskedPrefixes
 from kvcs.moqt.control import ControlStreams
 from kvcs.moqt.data import ObjectDatagram, decode_datagram
 from kvcs.moqt.deliveries import Deliveries
@@ -36,7 +37,8 @@ from kvcs.moqt.errors import ProtocolViolation, SessionCode
 from kvcs.moqt.events import Event, SessionClosed
 from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.load import RequestLoad
-from kvcs.moqt.prefixes import AskedPrefixes, WatchedPrefixes
+from kvcs.moqt.offers import Offers
+from kvcs.moqt.prefixes import WatchedPrefixes
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.receiving import DataStreams
 from kvcs.moqt.receptions import Receptions
@@ -47,6 +49,7 @@ from kvcs.moqt.responder import Responder
 from kvcs.moqt.scheduler import Scheduler
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import TokenCache
+from kvcs.moqt.updates import Updates
 
 QUANTUM_OCTETS = 256 * 1024
 """Most payload octets handed over in one action, so that a large Object can be overtaken."""
@@ -86,6 +89,8 @@ class Session:
         self.responder = Responder(self)
         self.deliveries = Deliveries(self)
         self.receptions = Receptions(self)
+        self.updates = Updates(self)
+        self.offers = Offers(self)
         self.asked_prefixes = AskedPrefixes(self)
         self.watched_prefixes = WatchedPrefixes(self)
         self.data_streams = DataStreams(

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionClosed, KvcsError, RequestError
+from kvcs.errors import ConnectionClosed, KvcsError
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
-from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode, SessionCode
+from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.uri import parse_uri
 from kvcs.observe import get_logger
+from kvcs.quic.answers import Answerer, Answers, Handler, PeerRequest, UpdateHandler
 from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
 from kvcs.quic.replies import Replies, Reply
@@ -22,21 +23,9 @@ from kvcs.quic.transport import Transport
 if TYPE_CHECKING:
     from kvcs.quic.link import Link
 
+__all__ = ["Answerer", "Connection", "Handler", "PeerRequest", "UpdateHandler"]
+
 _log = get_logger("kvcs.quic")
-
-Handler = Callable[[events.Event], None]
-"""Takes the events of one request; called in the loop's thread, must not block."""
-
-PeerRequest = (
-    events.SubscribeReceived
-    | events.FetchReceived
-    | events.TrackStatusReceived
-    | events.PublishNamespaceReceived
-    | events.SubscribeNamespaceReceived
-)
-
-Answerer = Callable[["Connection", PeerRequest], bool]
-"""Asked for each request of the peer; True when it has taken it."""
 
 _FINAL = (
     events.RequestRefused,
@@ -78,8 +67,7 @@ class Connection:
         self._observer = observer
         self._handlers: dict[int, Handler] = {}
         self._replies = Replies()
-        self._answerers: list[Answerer] = []
-        self._cancellations: dict[int, Handler] = {}
+        self._answers = Answers(self)
         self._on_closed: list[Callable[[], None]] = []
         self._on_goaway: list[Callable[[], None]] = []
         self._holders: set[object] = set()
@@ -176,16 +164,22 @@ class Connection:
 
     def answer_with(self, answerer: Answerer) -> None:
         """Ask ``answerer`` for requests of the peer; who took one last is asked first."""
-        self._answerers.insert(0, answerer)
+        self._answers.add(answerer)
 
     def stop_answering(self, answerer: Answerer) -> None:
         """Undo `answer_with`."""
-        if answerer in self._answerers:
-            self._answerers.remove(answerer)
+        self._answers.remove(answerer)
 
     def on_cancelled(self, request_id: int, handler: Handler) -> None:
         """Tell ``handler`` when the peer cancels a request of its own that we accepted."""
-        self._cancellations[request_id] = handler
+        self._answers.on_cancelled(request_id, handler)
+
+    def on_update(self, request_id: int, handler: UpdateHandler) -> None:
+        """Let ``handler`` judge updates of a request of the peer that bring tokens or a prefix.
+
+        Without one, tokens are accepted and another prefix is refused as NOT_SUPPORTED.
+        """
+        self._answers.on_update(request_id, handler)
 
     def on_closed(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the session is over."""
@@ -205,6 +199,11 @@ class Connection:
             callback()
         else:
             self._on_goaway.append(callback)
+
+    def off_goaway(self, callback: Callable[[], None]) -> None:
+        """Undo `on_goaway`."""
+        if callback in self._on_goaway:
+            self._on_goaway.remove(callback)
 
     def goaway(
         self, new_session_uri: str = "", *, timeout: float = 0.0, request_id: int | None = None
@@ -418,12 +417,12 @@ class Connection:
                 callback()
             return
         if isinstance(event, events.RequestCancelled) and not event.ours:
-            cancelled = self._cancellations.pop(request_id, None)
-            if cancelled is not None:
-                cancelled(event)
+            self._answers.cancelled(event)
+        elif isinstance(event, PeerRequest):
+            self._answers.take(event)
             return
-        if isinstance(event, PeerRequest):
-            self._answer(event)
+        elif isinstance(event, events.RequestUpdateReceived):
+            self._answers.take_update(event)
             return
         self._replies.take(request_id, event)
         handler = self._handlers.get(request_id)
@@ -431,18 +430,6 @@ class Connection:
             handler(event)
         if isinstance(event, _FINAL) or isinstance(event, events.RequestCancelled):
             self._handlers.pop(request_id, None)
-
-    def _answer(self, event: PeerRequest) -> None:
-        for answerer in list(self._answerers):
-            if answerer(self, event):
-                return
-        if isinstance(event, events.PublishNamespaceReceived):
-            refusal = RequestError("not interested", RequestCode.UNINTERESTED)
-        elif isinstance(event, events.SubscribeNamespaceReceived):
-            refusal = NotSupported("no namespaces are published here")
-        else:
-            refusal = DoesNotExist("no such track here")
-        self.core.responder.refuse(event.request_id, refusal)
 
     def _session_closed(self, event: events.SessionClosed) -> None:
         self._closed_event = event
@@ -457,7 +444,7 @@ class Connection:
         self._pumped.set()
         self._released.set()
         self._replies.fail(self.close_error())
-        self._cancellations.clear()
+        self._answers.clear()
         handlers, self._handlers = self._handlers, {}
         for handler in handlers.values():
             handler(event)

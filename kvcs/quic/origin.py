@@ -211,7 +211,7 @@ class Origin:
         if isinstance(event, events.SubscribeNamespaceReceived):
             self._answer_namespaces(connection, event)
             return True
-        if isinstance(event, events.PublishNamespaceReceived):
+        if not isinstance(event, _FOR_TRACKS):
             return False
         name = event.full_track_name
         track = self._tracks.get(name)
@@ -239,6 +239,10 @@ class Origin:
         for namespace in self._namespaces:
             if is_prefix(prefix, namespace):
                 responder.namespace(event.request_id, namespace[len(prefix) :])
+
+
+_FOR_TRACKS = (events.SubscribeReceived, events.FetchReceived, events.TrackStatusReceived)
+"""Requests for one Track."""
 
 
 class _Attached:

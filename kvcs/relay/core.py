@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvcs.errors import RequestError
 from kvcs.moqt import events
-from kvcs.moqt.errors import DoesNotExist, RequestCode
+from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix, namespace_text
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.session import Session
@@ -125,6 +125,10 @@ class RelayCore:
         elif isinstance(event, _REQUESTS):
             peer.requests += 1
             self._request(key, peer, event, now)
+        elif isinstance(event, events.PublishReceived | events.SubscribeTracksReceived):
+            peer.core.responder.refuse(event.request_id, NotSupported("not supported here"))
+        elif isinstance(event, events.RequestUpdateReceived):
+            peer.core.responder.accept_update(event.request_id, event.update_id)
         elif isinstance(event, events.RequestCancelled) and not event.ours:
             self._cancelled(Place(key, event.request_id), peer, now)
         else:

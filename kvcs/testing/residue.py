@@ -9,11 +9,13 @@ from kvcs.moqt.store import Track
 
 _TABLES = {
     "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended", "_given_up"),
-    "responder": ("_fetch_requests", "_pending_updates"),
+    "responder": ("_fetch_requests",),
+    "updates": ("_held", "_asked"),
+    "offers": ("_ended_early",),
     "deliveries": ("_subscriptions", "_fetches"),
     "receptions": ("_expected", "_done", "_fetch_finished"),
-    "asked_prefixes": ("_namespaces",),
-    "watched_prefixes": ("_namespaces",),
+    "asked_prefixes": ("_prefixes", "_namespaces", "_settings", "_offers"),
+    "watched_prefixes": ("_prefixes", "_namespaces", "_octets", "_filters", "_changes"),
     "data_streams": ("_streams", "_aliases", "_fetches", "_early", "_rules", "_unended"),
 }
 

@@ -136,7 +136,13 @@ def serve(kind: Kind, state: State) -> tuple[Bench, int]:
     return bench, stream
 
 
-SERVED = [Kind.SUBSCRIBE, Kind.FETCH, Kind.PUBLISH_NAMESPACE, Kind.SUBSCRIBE_NAMESPACE]
+SERVED = [
+    Kind.SUBSCRIBE,
+    Kind.FETCH,
+    Kind.PUBLISH_NAMESPACE,
+    Kind.SUBSCRIBE_NAMESPACE,
+    Kind.SUBSCRIBE_TRACKS,
+]
 
 
 @pytest.mark.parametrize("message", [*LATER, *FIRST.values()], ids=lambda one: type(one).__name__)
@@ -168,8 +174,10 @@ def ask(kind: Kind) -> tuple[Bench, int]:
         requester.track_status(NAME)
     elif kind is Kind.PUBLISH_NAMESPACE:
         requester.publish_namespace(PREFIX)
-    else:
+    elif kind is Kind.SUBSCRIBE_NAMESPACE:
         requester.subscribe_namespace(PREFIX)
+    else:
+        requester.subscribe_tracks(PREFIX)
     bench.drain()
     return bench, 0
 
@@ -180,6 +188,7 @@ OKS: dict[Kind, Message] = {
     Kind.TRACK_STATUS: m.RequestOk(NONE, BARE),
     Kind.PUBLISH_NAMESPACE: m.RequestOk(NONE, BARE),
     Kind.SUBSCRIBE_NAMESPACE: m.RequestOk(NONE, BARE),
+    Kind.SUBSCRIBE_TRACKS: m.RequestOk(NONE, BARE),
 }
 
 

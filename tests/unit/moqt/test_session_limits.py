@@ -6,7 +6,7 @@ import pytest
 
 from kvcs.errors import UsageError
 from kvcs.moqt import messages as m
-from kvcs.moqt.errors import RequestCode, SessionCode
+from kvcs.moqt.errors import NotSupported, RequestCode, SessionCode
 from kvcs.moqt.events import (
     DataStreamOpened,
     FetchReceived,
@@ -461,6 +461,8 @@ def test_other_namespaces_with_a_dot_are_the_applications_to_judge() -> None:
 def test_requests_that_are_not_supported_are_answered(message: m.Publish) -> None:
     bench = Bench()
     stream = bench.open(message)
+    bench.core.responder.refuse(0, NotSupported("not here"))
+    bench.drain()
     assert refusal(bench, stream).error_code == RequestCode.NOT_SUPPORTED
     assert stream in bench.fins
     bench.say(stream, m.PublishDone(0x2, 0, ""), fin=True)

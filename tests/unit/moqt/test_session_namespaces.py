@@ -6,7 +6,7 @@ import pytest
 
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages as m
-from kvcs.moqt.errors import RequestCode, SessionCode
+from kvcs.moqt.errors import NotSupported, RequestCode, SessionCode
 from kvcs.moqt.events import (
     Event,
     NamespaceAnnounced,
@@ -16,6 +16,7 @@ from kvcs.moqt.events import (
     RequestCancelled,
     RequestRefused,
     RequestUpdateAnswered,
+    RequestUpdateReceived,
     SubscribeNamespaceReceived,
 )
 from kvcs.moqt.names import TrackNamespace
@@ -263,14 +264,18 @@ def test_our_own_prefixes_do_not_overlap_either() -> None:
 # Updates
 
 
-def test_an_empty_update_is_answered_and_a_new_prefix_is_not_supported() -> None:
+def test_an_empty_update_is_answered_and_a_new_prefix_may_be_refused() -> None:
     pair, request_id = subscribed()
     requester = pair.client.core.requester
     requester.update(request_id, NONE)
     pair.run()
     (answered,) = pair.client.of(RequestUpdateAnswered)
     assert answered.reply == OK
-    requester.update(request_id, Parameters.of(track_namespace_prefix=(b"other",)))
+    update_id = requester.update(request_id, Parameters.of(track_namespace_prefix=(b"other",)))
+    pair.run()
+    (asked,) = pair.server.of(RequestUpdateReceived)
+    assert (asked.request_id, asked.update_id) == (request_id, update_id)
+    pair.server.core.responder.refuse_update(request_id, update_id, NotSupported("no"))
     pair.run()
     (_, refused) = pair.client.of(RequestUpdateAnswered)
     assert isinstance(refused.reply, m.RequestError)

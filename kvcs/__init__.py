@@ -50,6 +50,7 @@ from kvcs.kv import (
 from kvcs.kv import LayerTensors as Layer
 from kvcs.kvfile import KvFile, KvLayer, load_kv_file, save_kv_file
 from kvcs.moqt.settings import SessionSettings
+from kvcs.planner import Plan, plan
 from kvcs.publisher import (
     Publication,
     PublicationProgress,
@@ -96,6 +97,7 @@ __all__ = [
     "ManifestLimits",
     "MissingBlocks",
     "ObjectError",
+    "Plan",
     "Prefix",
     "Publication",
     "PublicationAborted",
@@ -128,6 +130,7 @@ __all__ = [
     "connect",
     "convert",
     "load_kv_file",
+    "plan",
     "save_kv_file",
     "serve",
 ]

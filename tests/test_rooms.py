@@ -63,6 +63,7 @@ ROOMS = {
         ARRAYS | COSE | {"rfc8785"},
         INPUT_OUTPUT | CLOCKS,
     ),
+    "planner": Room({"errors", "kv"}, set(), INPUT_OUTPUT | CLOCKS),
     "kvfile": Room({"errors", "kv"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
     "observe": Room({"errors"}, {"structlog"}, set()),
     "relay": Room({"errors", "moqt", "trust"}, set(), PURE),

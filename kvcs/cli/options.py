@@ -210,7 +210,7 @@ def read_prefix(
         return prefix_of(load_kv_file(like, partial=True), scope)
     if like is None and tokens is not None and descriptor is not None:
         try:
-            return Prefix(scope, _read_descriptor(descriptor), _read_tokens(tokens))
+            return Prefix(scope, read_descriptor(descriptor), _read_tokens(tokens))
         except FileError:
             raise
         except UsageError as exc:
@@ -230,7 +230,12 @@ def prefix_of(file: KvFile, scope: Scope) -> Prefix:
         raise FileError(f"{file.path}: {exc}") from exc
 
 
-def _read_descriptor(path: Path) -> Descriptor:
+def read_descriptor(path: Path) -> Descriptor:
+    """Read a Compatibility Descriptor.
+
+    Raises:
+        FileError: it cannot be read, or is not one.
+    """
     try:
         return Descriptor.parse(read_text(path, 1 << 20).encode())
     except FileError:

@@ -19,6 +19,7 @@ COMMANDS = [
     "subscribe",
     "fetch",
     "ls",
+    "plan",
     "demo",
 ]
 FREE_LINES = {"publish", "subscribe", "fetch", "relay"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kvcs.errors import UsageError
-from kvcs.quic.aioquic_backend import udp
+from kvcs.quic.aioquic_backend import segments, udp
 from kvcs.quic.aioquic_backend.udp import (
     BATCH,
     MAX_QUEUED,
@@ -160,6 +162,94 @@ async def test_a_datagram_that_the_network_refuses_is_lost_quietly() -> None:
     async with asyncio.timeout(10.0):
         assert await asyncio.get_running_loop().sock_recv(receiver, 65_535) == b"small"
     opened.close()
+    receiver.close()
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux segments UDP")
+
+
+def burst() -> list[bytes]:
+    """Datagrams of several sizes, most of them alike; they fit the smallest default buffer."""
+    rng = random.Random(3)
+    lengths = [1452, *[1200] * 60, 17, *[1200] * 5, 4000, *[1452] * 15, 1]
+    return [rng.randbytes(length) for length in lengths]
+
+
+@LINUX
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("connected", [False, True])
+async def test_segmented_datagrams_arrive_as_they_were(joined: bool, connected: bool) -> None:
+    endpoint = Endpoint()
+    target = bound_socket(socket.AF_INET, (HOST, 0), None)
+    set_buffers(target, 1024 * 1024)
+    address = target.getsockname()
+    receiver = await open_udp(target, endpoint, joined=joined)
+    sender = await open_udp(
+        bound_socket(socket.AF_INET, (HOST, 0), address if connected else None), Endpoint()
+    )
+    assert isinstance(sender, UdpSocket) and sender._segments
+    sender.send([(data, address) for data in burst()])
+    await endpoint.until(lambda: len(endpoint.received) == len(burst()))
+    assert endpoint.received == burst()
+    assert max(map(len, endpoint.batches)) < BATCH + segments.MAX_SEGMENTS
+    sender.close()
+    receiver.close()
+
+
+@LINUX
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL, errno.EMSGSIZE])
+async def test_a_kernel_that_refuses_to_segment_gets_them_one_by_one(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def refuse(*_: Any) -> None:
+        nonlocal asked
+        asked += 1
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(segments, "send", refuse)
+    endpoint = Endpoint()
+    target = bound_socket(socket.AF_INET, (HOST, 0), None)
+    set_buffers(target, 1024 * 1024)
+    address = target.getsockname()
+    receiver = await open_udp(target, endpoint)
+    sender = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), address), Endpoint())
+    for times in (1, 2):
+        sender.send([(data, address) for data in burst()])
+        await endpoint.until(lambda: len(endpoint.received) == times * len(burst()))  # noqa: B023
+    assert endpoint.received == 2 * burst()
+    assert asked == (2 if code == errno.EMSGSIZE else 1), "asked again only where it may help"
+    sender.close()
+    receiver.close()
+
+
+@LINUX
+async def test_a_full_socket_keeps_the_order_of_what_was_segmented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise BlockingIOError
+
+    endpoint = Endpoint()
+    target = bound_socket(socket.AF_INET, (HOST, 0), None)
+    set_buffers(target, 1024 * 1024)
+    address = target.getsockname()
+    receiver = await open_udp(target, endpoint)
+    opened = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), address), Endpoint())
+    monkeypatch.setattr(segments, "send", full)
+    opened.send([(data, address) for data in burst()])
+    await endpoint.until(lambda: len(endpoint.received) == len(burst()))
+    assert endpoint.received == burst()
+    opened.close()
+    receiver.close()
+
+
+def test_sockets_of_other_kinds_are_not_segmented() -> None:
+    sender, receiver = full_pair()
+    assert not segments.can_segment(sender)
+    assert not segments.join_received(receiver)
+    sender.close()
     receiver.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from functools import partial
 from typing import Final
@@ -14,7 +13,7 @@ from kvcs.errors import ConnectionFailed, UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, client_configuration
 from kvcs.quic.aioquic_backend.ending import Ending, explain, no_answer, nobody_listens
-from kvcs.quic.aioquic_backend.paths import datagram_sizes
+from kvcs.quic.aioquic_backend.paths import datagram_sizes, is_loopback, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
@@ -123,14 +122,6 @@ async def _local_address(family: int, remote: Address, local_host: str | None) -
     return None
 
 
-def is_loopback(address: Address) -> bool:
-    """Whether an address stays on this machine."""
-    ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return ip.is_loopback
-
-
 class _Attempt:
     """One handshake with one address; owns the socket until the connection is over."""
 
@@ -162,7 +153,8 @@ class _Attempt:
             ) from exc
         set_buffers(sock, self._settings.socket_buffer)
         remote = peer_of(sock)
-        self._udp = await open_udp(sock, self)
+        joined = small_datagrams(address, self._settings.datagram_size)
+        self._udp = await open_udp(sock, self, joined=joined)
         settings = self._settings
         self._transport = transport = AioquicTransport(
             Connection(configuration=configuration, settings=settings),

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.ports import Address
+from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
 from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, SMALLEST_DATAGRAM
 
 log = get_logger("kvcs.quic")
@@ -38,10 +39,9 @@ def datagram_sizes(address: Address, pinned: int | None = None) -> tuple[int, ..
     """
     if pinned is not None:
         return (pinned,) if pinned > SMALLEST_DATAGRAM else ()
-    host = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
-        host = host.ipv4_mapped
-        address = (str(host), address[1])
+    host = _ip(address)
+    if host.version == 4:
+        address = (str(host), address[1])  # the route of a mapped address is that of IPv4
     family = socket.AF_INET if host.version == 4 else socket.AF_INET6
     mtu = route_mtu(family, address)
     if mtu is not None:
@@ -53,6 +53,25 @@ def datagram_sizes(address: Address, pinned: int | None = None) -> tuple[int, ..
         for size in (largest, *(size for size in COMMON_SIZES if size < largest))
         if size > SMALLEST_DATAGRAM
     )
+
+
+def small_datagrams(address: Address, pinned: int | None) -> bool:
+    """Whether datagrams of ordinary size are to be expected at, or from, an address."""
+    if pinned is not None:
+        return pinned <= LARGEST_SEGMENT
+    return not is_loopback(address)
+
+
+def is_loopback(address: Address) -> bool:
+    """Whether an address stays on this machine."""
+    return _ip(address).is_loopback
+
+
+def _ip(address: Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The host of an address, IPv4 where it is IPv4 mapped into IPv6."""
+    ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return ip if mapped is None else mapped
 
 
 def route_mtu(family: int, address: Address) -> int | None:

@@ -24,7 +24,7 @@ from kvcs.errors import ConnectionFailed
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
 from kvcs.quic.aioquic_backend.ending import Ending
-from kvcs.quic.aioquic_backend.paths import datagram_sizes
+from kvcs.quic.aioquic_backend.paths import datagram_sizes, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
@@ -85,7 +85,8 @@ async def listen_quic(
     listener = AioquicListener(
         sock.getsockname(), configuration, settings=settings, receiver_factory=receiver_factory
     )
-    listener.attach(await open_udp(sock, listener))
+    joined = small_datagrams(address, settings.datagram_size)
+    listener.attach(await open_udp(sock, listener, joined=joined))
     return listener
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from kvcs.errors import UsageError
 from kvcs.observe import get_logger
+from kvcs.quic.aioquic_backend import segments
 from kvcs.quic.aioquic_backend.ports import Address
 
 log = get_logger("kvcs.quic")
@@ -84,9 +85,8 @@ def _forbid_fragments(sock: socket.socket) -> None:
     if sock.family == socket.AF_INET6:
         ipv6_mtu_discover = 23
         sock.setsockopt(socket.IPPROTO_IPV6, ipv6_mtu_discover, _PMTU_PROBE)
-    if sock.family == socket.AF_INET:
-        ip_mtu_discover = 10
-        sock.setsockopt(socket.IPPROTO_IP, ip_mtu_discover, _PMTU_PROBE)
+    ip_mtu_discover = 10  # an IPv6 socket may carry IPv4, too
+    sock.setsockopt(socket.IPPROTO_IP, ip_mtu_discover, _PMTU_PROBE)
 
 
 _buffers_reported: set[tuple[int, int]] = set()
@@ -132,7 +132,8 @@ class UdpSocket:
     It owns the socket. Use `open_udp`, which knows loops that cannot watch a socket.
     """
 
-    def __init__(self, sock: socket.socket, endpoint: Endpoint) -> None:
+    def __init__(self, sock: socket.socket, endpoint: Endpoint, *, joined: bool = False) -> None:
+        """Watch `sock`; see `open_udp` for `joined`."""
         self._sock = sock
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
@@ -140,6 +141,8 @@ class UdpSocket:
         self._closed = False
         self._peer: Address | None = peer_of(sock)
         self.socket_buffers = socket_buffers(sock)
+        self._segments = segments.can_segment(sock)
+        self._joined = joined and segments.join_received(sock)
         self._watch()
 
     @property
@@ -155,7 +158,12 @@ class UdpSocket:
             room = MAX_QUEUED - len(self._queue)
             self._queue.extend(datagrams[:room])
             return
-        for index, (data, address) in enumerate(datagrams):
+        sent = 0
+        for run in segments.runs(datagrams) if self._segments else ():
+            if not self._send_run(run):
+                break
+            sent += len(run)
+        for index, (data, address) in enumerate(datagrams[sent:], sent):
             if not self._send_one(data, address):
                 self._queue.extend(datagrams[index:])
                 self._wait_for_room()
@@ -189,6 +197,20 @@ class UdpSocket:
             self._lost(exc)
         return True
 
+    def _send_run(self, run: list[tuple[bytes, Address]]) -> bool:
+        """False where the rest is to be tried one by one."""
+        data, address = run[0]
+        if len(run) == 1:
+            return self._send_one(data, address)
+        try:
+            segments.send(self._sock, run, None if address == self._peer else address)
+        except OSError as exc:
+            if exc.errno in segments.REFUSED:
+                self._segments = False
+                log.debug("segmentation_refused", error=str(exc))
+            return False
+        return True
+
     def _wait_for_room(self) -> None:
         self._loop.add_writer(self._sock, self._writable)
 
@@ -201,20 +223,28 @@ class UdpSocket:
 
     def _readable(self) -> None:
         now = self._loop.time()
-        receive, deliver = self._sock.recvfrom, self._endpoint.datagram_received
+        deliver, joined = self._endpoint.datagram_received, self._joined
         refused = False
-        for _ in range(BATCH):
+        count = 0
+        while count < BATCH:
             try:
-                data, address = receive(LARGEST_UDP)
+                if joined:
+                    datagrams, address = segments.receive(self._sock, LARGEST_UDP)
+                else:
+                    data, address = self._sock.recvfrom(LARGEST_UDP)
+                    datagrams = [data]
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
                 # An ICMP error about something sent; what was received still waits behind it.
                 refused = refused or isinstance(exc, REFUSALS)
+                count += 1
                 continue
-            deliver(data, address, now)
-            if self._closed:
-                return
+            for data in datagrams:
+                deliver(data, address, now)
+                if self._closed:
+                    return
+            count += len(datagrams)
         if refused:
             self._endpoint.refused()
         if not self._closed:
@@ -314,10 +344,16 @@ class PlainUdp:
 Udp = UdpSocket | PlainUdp
 
 
-async def open_udp(sock: socket.socket, endpoint: Endpoint) -> Udp:
-    """Watch `sock` on the running loop; its ownership passes, also where this is cancelled."""
+async def open_udp(sock: socket.socket, endpoint: Endpoint, *, joined: bool = False) -> Udp:
+    """Watch `sock` on the running loop; its ownership passes, also where this is cancelled.
+
+    Args:
+        sock: bound, and connected or not.
+        endpoint: who is told.
+        joined: have the kernel join what arrives, which pays for datagrams of ordinary size.
+    """
     try:
-        return UdpSocket(sock, endpoint)
+        return UdpSocket(sock, endpoint, joined=joined)
     except NotImplementedError:
         loop = asyncio.get_running_loop()
         try:

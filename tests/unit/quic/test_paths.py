@@ -18,7 +18,9 @@ def mtu(octets: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "route_mtu", lambda family, address: octets)
 
 
-@pytest.mark.parametrize("address", [("127.0.0.1", 9), ("::1", 9, 0, 0), ("::ffff:127.0.0.1", 9)])
+@pytest.mark.parametrize(
+    "address", [("127.0.0.1", 9), ("::1", 9, 0, 0), ("::ffff:127.0.0.1", 9, 0, 0)]
+)
 def test_loopback_carries_the_largest(address: tuple[str, int]) -> None:
     assert datagram_sizes(address)[0] == 16_000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from kvcs.errors import KvcsError, Redirected, RequestError
 from kvcs.moqt import events
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
+from kvcs.quic.chance import new_chance
 from kvcs.quic.reconnect import retry_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Announcements:
     def __init__(self, origin: Origin, connection: Connection) -> None:
         self._origin = origin
         self._connection = connection
-        self._chance = random.Random()
+        self._chance = new_chance()
         self._requests: dict[TrackNamespace, int] = {}
         self._tasks: dict[asyncio.Task[None], TrackNamespace] = {}
 

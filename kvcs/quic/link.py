@@ -17,6 +17,7 @@ from kvcs.errors import (
 from kvcs.moqt import messages
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
+from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import Reconnect
@@ -71,7 +72,7 @@ class Link:
         self._open_session = open_session
         self._home = uri
         self._uri = uri
-        self._chance = random.Random() if chance is None else chance
+        self._chance = new_chance() if chance is None else chance
         self._loop = asyncio.get_running_loop()
         self._current: Connection | None = None
         self._since = 0.0

@@ -12,10 +12,13 @@ from typing import Any, Literal
 from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend.udp import make_socket
 from kvcs.quic.backend import AIOQUIC, current_backend
+from kvcs.quic.chance import make_chance
+from kvcs.quic.connection import Connection
 from kvcs.testing.network.conditions import Conditions, Link
 from kvcs.testing.network.hosts import Address, Host, Port
 from kvcs.testing.network.loop import VirtualLoop
 from kvcs.testing.network.model import ModelBackend
+from kvcs.testing.network.recording import Recording
 from kvcs.testing.network.sockets import VirtualSocket
 from kvcs.testing.network.trace import Trace
 
@@ -100,6 +103,9 @@ class Network:
         self._links: dict[tuple[str, str], Link] = {}
         self._ports: dict[Address, Port] = {}
         self._rebound = 0
+        self._chances = 0
+        self.sessions: list[Connection] = []
+        """Every session that was ever opened, at both ends, in order."""
         self.enter(self.host("local"))
 
     # What a test builds with
@@ -167,14 +173,20 @@ class Network:
     def enter(self, host: Host) -> Callable[[], None]:
         """Let the running code work on a host; the result undoes it."""
         backend = ModelBackend(self, host) if self.quic == "model" else AIOQUIC
-        backend_token = current_backend.set(backend)
+        backend_token = current_backend.set(Recording(backend, self.sessions))
         socket_token = make_socket.set(partial(VirtualSocket, host))
+        chance_token = make_chance.set(self._new_chance)
 
         def leave() -> None:
             current_backend.reset(backend_token)
             make_socket.reset(socket_token)
+            make_chance.reset(chance_token)
 
         return leave
+
+    def _new_chance(self) -> Random:
+        self._chances += 1
+        return self.randomness(f"chance {self._chances}")
 
     def bind(self, port: Port) -> None:
         """A port was opened."""

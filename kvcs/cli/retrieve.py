@@ -215,6 +215,7 @@ def _document(cache: Cache) -> dict[str, Any]:
     report = cache.report
     document = asdict(report)
     document["publication"] = report.publication.publication_id.hex()
+    document["signed_by"] = None if report.signed_by is None else report.signed_by.hex()
     seconds = report.last_layer_seconds
     document["goodput_octets_per_second"] = (
         round(report.tensor_octets / seconds) if seconds else None

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from kvcs.errors import UsageError
 
+SIGNED_SECONDS = 0.25
+"""Time after which a signed version is due if a layer completed."""
+
+SIGNED_OCTETS = 64 * 2**20
+"""Octets of all signed versions of a publication beyond which only the regular ones are due."""
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestCadence:
@@ -41,6 +47,12 @@ class ManifestCadence:
             raise UsageError(f"every_seconds must be above 0, got {self.every_seconds}")
         if self.max_total_octets is not None and self.max_total_octets < 0:
             raise UsageError(f"max_total_octets must not be negative, got {self.max_total_octets}")
+
+    @classmethod
+    def for_signing(cls) -> ManifestCadence:
+        """The default for signed manifests: what completed a moment ago is soon listed, as long as
+        all versions together stay small beside the tensors."""
+        return cls(every_seconds=SIGNED_SECONDS, max_total_octets=SIGNED_OCTETS)
 
     def due(
         self,

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
-from kvcs.kv import MANIFEST, ManifestCadence, ManifestWriter, Prefix, holder_uri
+from kvcs.kv import ManifestCadence, ManifestWriter, Prefix, check_signing_key, holder_uri
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
-from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
 from kvcs.observe import get_logger
+from kvcs.publisher.manifest_track import ManifestTrack
 from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.segment import Segment
 from kvcs.quic.origin import Origin
+from kvcs.trust import SigningKey
 
 _log = get_logger("kvcs.publisher")
-
-MANIFEST_PRIORITY = 0
-"""Publisher Priority of the manifest track (KVCS "Objects")."""
 
 MAX_REASON = 200
 """Characters of the reason of an abort that go on the wire."""
@@ -66,6 +65,7 @@ class Publication:
         deterministic: bool,
         random_octets: Callable[[int], bytes],
         check_sessions: Callable[[], None],
+        sign: SigningKey | None = None,
     ) -> None:
         self.prefix = prefix
         self.publication_id = random_octets(PUBLICATION_ID_OCTETS)
@@ -76,7 +76,6 @@ class Publication:
         """Why it was aborted, if it was."""
         self._origins = origins
         self._memory = memory
-        self._cadence = cadence
         self._max_data_octets = max_data_octets
         self._check_sessions = check_sessions
         self._properties = KeyValues.of(
@@ -90,17 +89,17 @@ class Publication:
             deterministic=deterministic,
             max_octets=max_manifest_octets,
         )
-        self._manifest = self.new_track(MANIFEST)
-        self._versions = 0
-        self._versions_octets = 0
-        self._version_at = 0.0
-        self._tracks: list[Track] = [self._manifest]
+        named = PublicationNamespace.parse(self.namespace)
+        if sign is not None:
+            check_signing_key(sign, named, time.time())
+        self._manifest = ManifestTrack(self.new_track, named, self._writer, cadence, sign)
+        self._tracks: list[Track] = [self._manifest.track]
         self._charged = 0
         self._closed = False
         self._segments: list[Segment] = []
         self._first_taken = False
         self._unfollowed = asyncio.Event()
-        self._manifest.on_unfollowed = self._unfollowed.set
+        self._manifest.track.on_unfollowed = self._unfollowed.set
         self._add_segment(first_segment_blocks)
 
     # What a producer calls
@@ -178,7 +177,7 @@ class Publication:
             sum(segment.layers_put for segment in self._segments),
             sum(segment.objects for segment in self._segments),
             sum(segment.octets for segment in self._segments),
-            self._versions,
+            self._manifest.versions,
         )
 
     def uri(self, url: str) -> str:
@@ -327,13 +326,7 @@ class Publication:
     def layer_completed(self, segment: Segment) -> None:
         """Publish a manifest version if one is due."""
         listed, completed = segment.layers_in_manifest, segment.layers_put
-        if segment.complete or self._cadence.due(
-            layers_completed=completed,
-            layers_listed=listed,
-            next_octets=self._writer.octets,
-            total_octets=self._versions_octets,
-            seconds_since_last=self.now - self._version_at,
-        ):
+        if segment.complete or self._manifest.due(completed=completed, listed=listed, now=self.now):
             self._publish_manifest()
 
     # Inner workings
@@ -375,16 +368,8 @@ class Publication:
         return segment
 
     def _publish_manifest(self) -> None:
-        """One more version: Object 0 of the next Group (KVCS "Manifest Track")."""
-        parts = tuple(memoryview(part) for part in self._writer.parts())
-        octets = sum(map(len, parts))
-        group_id = self._versions
-        header = ObjectHeader(group_id, 0, 0, MANIFEST_PRIORITY, ObjectStatus.NORMAL, b"", octets)
-        self._manifest.publish(header, parts, self.now, end_of_group=True)
-        self._manifest.finish_subgroup(group_id, 0)
-        self._versions += 1
-        self._versions_octets += octets
-        self._version_at = self.now
+        """One more version, which lists every layer that is complete."""
+        self._manifest.publish(self.now)
         for segment in self._segments:
             segment.layers_in_manifest = segment.layers_put
 

@@ -17,6 +17,7 @@ from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.publication import Publication
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server
+from kvcs.trust import SigningKey
 
 _log = get_logger("kvcs.publisher")
 
@@ -42,6 +43,9 @@ class PublisherSettings:
 
     cadence: ManifestCadence = field(default_factory=ManifestCadence)
     """When the next manifest version is made."""
+
+    signed_cadence: ManifestCadence = field(default_factory=ManifestCadence.for_signing)
+    """The same where manifests are signed: a consumer uses no layer before a version lists it."""
 
     max_manifest_octets: int = 128 * MIB
     """Largest manifest."""
@@ -112,6 +116,7 @@ class Publisher:
         *,
         first_segment_blocks: int | None = None,
         deterministic: bool = False,
+        sign: SigningKey | None = None,
     ) -> AsyncIterator[Publication]:
         """Announce a publication of ``prefix``; leaving the context ends it.
 
@@ -127,6 +132,9 @@ class Publisher:
                 by a prefix of these blocks, and of all blocks only if they name the publication.
             deterministic: the promise that any publication of this content has bit-identical
                 Objects.
+            sign: the producer's key. The manifest is then published as "manifest.cose" alone, each
+                version signed, and consumers that have the public key can tell who produced the
+                cache (KVCS "Security Considerations").
 
         Yields:
             The `Publication`; its `segment()` takes the layers.
@@ -142,7 +150,7 @@ class Publisher:
             [session.origin for session in self._sessions],
             self._memory,
             retention=self.settings.retention,
-            cadence=self.settings.cadence,
+            cadence=self.settings.cadence if sign is None else self.settings.signed_cadence,
             max_manifest_octets=self.settings.max_manifest_octets,
             max_data_octets=self.settings.max_data_octets,
             first_segment_blocks=prefix.blocks
@@ -151,6 +159,7 @@ class Publisher:
             deterministic=deterministic,
             random_octets=self.settings.random_octets,
             check_sessions=self._check_sessions,
+            sign=sign,
         )
         self._publications.append(publication)
         try:

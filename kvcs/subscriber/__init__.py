@@ -6,7 +6,7 @@ as soon as every block of it is verified, while later layers are still on the wi
 
 from kvcs.subscriber.cache import Cache
 from kvcs.subscriber.discovery import PublicationInfo
-from kvcs.subscriber.report import CacheProgress, CacheReport
+from kvcs.subscriber.report import CacheProgress, CacheReport, ManifestFacts
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.subscriber import Subscriber
 
@@ -14,6 +14,7 @@ __all__ = [
     "Cache",
     "CacheProgress",
     "CacheReport",
+    "ManifestFacts",
     "PublicationInfo",
     "Subscriber",
     "SubscriberSettings",

@@ -204,6 +204,7 @@ class Cache:
             tensor_octets=counters.verified_octets,
             duplicates=counters.duplicates,
             rejected=dict(counters.rejected),
+            signed_by=None if self._follower.signed is None else self._follower.signed.kid,
             manifest_versions=self._follower.versions,
             refetches=self._recovery.fetches,
             open_seconds=self._manifest_at - self._opened_at,

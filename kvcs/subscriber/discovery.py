@@ -12,6 +12,7 @@ from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.namespaces import NamespaceWatch
+from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.settings import SubscriberSettings
 
@@ -47,14 +48,20 @@ class Discovery:
         sessions: where to look.
         prefix: what is wanted; its own Anchor Key is asked for.
         settings: bounds and waits.
+        authenticity: whose manifests count.
     """
 
     def __init__(
-        self, sessions: Sequence[Connection], prefix: Prefix, settings: SubscriberSettings
+        self,
+        sessions: Sequence[Connection],
+        prefix: Prefix,
+        settings: SubscriberSettings,
+        authenticity: Authenticity,
     ) -> None:
         self._sessions = sessions
         self._prefix = prefix
         self._settings = settings
+        self._authenticity = authenticity
         self._changed = asyncio.Event()
         self._followers: dict[tuple[Connection, TrackNamespace], ManifestFollower] = {}
         self._order: dict[tuple[Connection, TrackNamespace], int] = {}
@@ -155,7 +162,12 @@ class Discovery:
                 except PublicationError:
                     continue
                 follower = ManifestFollower(
-                    session, namespace, self._prefix, self._settings, self._changed.set
+                    session,
+                    namespace,
+                    self._prefix,
+                    self._settings,
+                    self._changed.set,
+                    authenticity=self._authenticity,
                 )
                 self._followers[place] = follower
                 follower.start()

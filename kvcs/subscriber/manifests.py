@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
-from kvcs.errors import KvcsError, PublicationAborted, PublicationError, RequestError
+from kvcs.errors import (
+    KvcsError,
+    NotAuthentic,
+    PublicationAborted,
+    PublicationError,
+    RequestError,
+)
 from kvcs.kv import (
     MANIFEST,
     MANIFEST_COSE,
     Manifest,
     Prefix,
     PublicationNamespace,
+    SignedManifests,
+    SignedVersion,
+    check_lists,
+    look_at_signed,
+    max_signed_octets,
     parse_manifest,
 )
 from kvcs.moqt import events
-from kvcs.moqt.errors import PublishDoneCode, RequestCode
+from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.quic.connection import Connection
+from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.settings import SubscriberSettings
 
 THREAD_OCTETS = 1 << 20
@@ -47,7 +60,7 @@ class ManifestFollower:
     """Subscribes to a publication's manifest and keeps its newest version.
 
     First "manifest.cose" is asked for, and "manifest" only if the publisher says that it does not
-    exist (KVCS "Retrieval during Production").
+    exist and nobody requires a signature (KVCS "Retrieval during Production").
 
     Args:
         connection: the session.
@@ -55,6 +68,8 @@ class ManifestFollower:
         prefix: the consumer's own; every version is held to it. None only reads what is there.
         settings: bounds.
         on_change: called after a new version, the end, or a failure.
+        authenticity: whose signature counts, and whether one is needed.
+        look: read a signed manifest without verifying it: to show it, never to use it.
     """
 
     def __init__(
@@ -64,6 +79,9 @@ class ManifestFollower:
         prefix: Prefix | None,
         settings: SubscriberSettings,
         on_change: Callable[[], None],
+        *,
+        authenticity: Authenticity,
+        look: bool = False,
     ) -> None:
         self.connection = connection
         self.namespace = namespace
@@ -73,25 +91,66 @@ class ManifestFollower:
         """Why the publication cannot be used, once that is known."""
         self.ended = False
         """Whether the publisher says that no more versions come."""
+        self.accepted = False
+        """Whether the peer has accepted the subscription."""
+        self.sent_away: str | None = None
+        """The peer wants it made elsewhere: the URI, or empty for anew on the same session."""
         self.blocks = 0
         """Blocks of the prefix that the newest version covers; without a prefix, all of them."""
         self.versions = 0
         """Versions read."""
+        self.signed: SignedVersion | None = None
+        """The newest version as it was signed; None where it is not."""
+        self.doubt: NotAuthentic | None = None
+        """Why a signed version that is only looked at was not verified."""
         self.on_manifest: Callable[[Manifest], None] | None = None
         """Takes each version, in order, from now on; what it raises fails the publication."""
         self._prefix = prefix
         self._settings = settings
+        self._authenticity = authenticity
+        self._look = look
+        self._is_signed = True
+        self._judge = authenticity.judge(namespace)
         self.notify = on_change
         """Called after a new version, the end, or a failure."""
         self._newest = -1
         self._arriving: dict[int, _Arriving] = {}
         self._parsing: set[asyncio.Task[None]] = set()
         self._request_id: int | None = None
+        self._name: bytes | None = None
+        """The track, once it is known which of the two the publication has."""
+        self._rendezvous = 0.0
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin; `on_change` tells what comes of it."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    def on_another_session(
+        self, connection: Connection, rendezvous: float, on_change: Callable[[], None]
+    ) -> ManifestFollower:
+        """One that goes on where this one is, over another session; not started.
+
+        Args:
+            connection: the other session.
+            rendezvous: seconds that a relay there should wait for the publisher.
+            on_change: as for a new one.
+        """
+        other = ManifestFollower(
+            connection,
+            self.namespace,
+            self._prefix,
+            self._settings,
+            on_change,
+            authenticity=self._authenticity,
+            look=self._look,
+        )
+        other.manifest, other.blocks, other.versions = self.manifest, self.blocks, self.versions
+        other.on_manifest = self.on_manifest
+        other.ended, other._newest, other._name = self.ended, self._newest, self._name
+        other._rendezvous = rendezvous
+        other.signed, other._is_signed, other._judge = self.signed, self._is_signed, self._judge
+        return other
 
     @property
     def ready(self) -> bool:
@@ -114,19 +173,34 @@ class ManifestFollower:
 
     async def _start(self) -> None:
         try:
-            try:
-                await self._subscribe(MANIFEST_COSE, lambda _: None)
-            except RequestError as exc:
-                if exc.code != RequestCode.DOES_NOT_EXIST:
-                    raise
-                await self._subscribe(MANIFEST, self._take)
+            if self._name is not None:
+                await self._subscribe(self._name, self._take)
             else:
-                raise PublicationError(
-                    "the publication is signed (manifest.cose), and this consumer has no producer"
-                    " keys to verify it with"
-                )
+                self._name = await self._find()
+            self.accepted = True
+            self.notify()
         except KvcsError as exc:
             self._fail(exc)
+
+    async def _find(self) -> bytes:
+        """Subscribe to whichever of the two manifest tracks the publication has.
+
+        Raises:
+            KvcsError: neither can be had, or what there is does not count here.
+        """
+        usable = self._look or self._authenticity.keys is not None
+        try:
+            await self._subscribe(MANIFEST_COSE, self._take if usable else _drop)
+        except RequestError as exc:
+            if exc.code != RequestCode.DOES_NOT_EXIST:
+                raise
+            self._authenticity.check_unsigned()
+            self._is_signed = False
+            await self._subscribe(MANIFEST, self._take)
+            return MANIFEST
+        if not usable:
+            self._authenticity.check_keys()
+        return MANIFEST_COSE
 
     async def _subscribe(self, name: bytes, handler: Callable[[events.Event], None]) -> None:
         connection = self.connection
@@ -135,6 +209,8 @@ class ManifestFollower:
             location_filter=LocationFilter.next_object(),
             fill_parameters=Parameters.of(location_filter=LocationFilter.relative_start(1)),
         )
+        if self._rendezvous:
+            parameters = parameters.replace(rendezvous_timeout=round(self._rendezvous * 1000))
         connection.check_open()
         request_id = connection.core.requester.subscribe(
             FullTrackName(self.namespace, name), parameters
@@ -146,6 +222,8 @@ class ManifestFollower:
     def _fail(self, error: KvcsError) -> None:
         if self.error is None:
             self.error = error
+            if isinstance(error, NotAuthentic):
+                self._authenticity.note(error)
             self._cancel()
             self.notify()
 
@@ -166,6 +244,8 @@ class ManifestFollower:
             if event.status == PublishDoneCode.TRACK_ENDED:
                 self.ended = True
                 self.notify()
+            elif event.status == PublishDoneCode.GOING_AWAY:
+                self._leave("")
             else:
                 self._fail(PublicationAborted(event.reason))
         elif isinstance(event, events.TrackMalformed):
@@ -173,7 +253,17 @@ class ManifestFollower:
         elif isinstance(event, events.SessionClosed):
             self._fail(self.connection.close_error())
         elif isinstance(event, events.RequestCancelled):
-            self._fail(PublicationError("the peer ended the manifest subscription"))
+            if event.code == StreamCode.GOING_AWAY:
+                self._leave("")
+            else:
+                self._fail(PublicationError("the peer ended the manifest subscription"))
+        elif isinstance(event, events.GoawayReceived):
+            self._leave(event.new_session_uri)
+
+    def _leave(self, uri: str) -> None:
+        """The peer wants the subscription made elsewhere, or anew."""
+        self.sent_away = uri
+        self.notify()
 
     def _begin(self, event: events.ObjectStarted) -> None:
         header = event.header
@@ -181,12 +271,10 @@ class ManifestFollower:
             return
         if header.group_id <= self._newest:
             return  # an older version, or the same again
-        if header.payload_length > self._settings.manifest_limits.octets:
+        limit = self._limit
+        if header.payload_length > limit:
             self._fail(
-                PublicationError(
-                    f"manifest of {header.payload_length} octets, limit"
-                    f" {self._settings.manifest_limits.octets}"
-                )
+                PublicationError(f"manifest of {header.payload_length} octets, limit {limit}")
             )
             return
         while len(self._arriving) >= MAX_VERSIONS_ARRIVING:
@@ -194,10 +282,16 @@ class ManifestFollower:
             del self._arriving[oldest]
         self._arriving[event.stream_id] = _Arriving(header.group_id)
 
+    @property
+    def _limit(self) -> int:
+        """Longest version."""
+        octets = self._settings.manifest_limits.octets
+        return max_signed_octets(octets) if self._is_signed else octets
+
     def _arrived(self, arriving: _Arriving) -> None:
         if len(arriving.octets) <= THREAD_OCTETS:
             try:
-                self._apply(arriving.group_id, *self._parse(arriving.octets))
+                self._apply(self._parse(arriving))
             except KvcsError as exc:
                 self._fail(exc)
             return
@@ -207,16 +301,38 @@ class ManifestFollower:
 
     async def _parse_in_thread(self, arriving: _Arriving) -> None:
         try:
-            parsed = await asyncio.to_thread(self._parse, arriving.octets)
-            self._apply(arriving.group_id, *parsed)
+            self._apply(await asyncio.to_thread(self._parse, arriving))
         except KvcsError as exc:
             self._fail(exc)
 
-    def _parse(self, octets: bytearray) -> tuple[Manifest, int]:
-        """Read a version and hold it to the prefix; returns it and the blocks that it covers."""
-        manifest = parse_manifest(octets, self._settings.manifest_limits)
+    def _parse(self, arriving: _Arriving) -> _Parsed:
+        """Verify a version, read it and hold it to the prefix."""
+        signed, payload = None, memoryview(arriving.octets)
+        if self._is_signed:
+            signed = self._open_signed(arriving)
+            payload = memoryview(signed.payload)
+        manifest = parse_manifest(payload, self._settings.manifest_limits)
+        if signed is not None and signed.key is not None:
+            check_lists(manifest)
+        return _Parsed(arriving.group_id, manifest, self._covered(manifest), signed)
+
+    def _open_signed(self, arriving: _Arriving) -> SignedVersion:
+        judge, octets, version = self._judge, arriving.octets, arriving.group_id
+        if judge is None:
+            return look_at_signed(octets, version, max_octets=self._limit)
+        try:
+            now = self._authenticity.clock()
+            return judge.verify(octets, version, now, max_octets=self._limit)
+        except NotAuthentic as exc:
+            if not self._look:
+                raise
+            self.doubt = exc
+            return look_at_signed(octets, version, max_octets=self._limit)
+
+    def _covered(self, manifest: Manifest) -> int:
+        """Blocks that a version covers of the prefix; of itself where there is no prefix."""
         if self._prefix is None:
-            return manifest, manifest.blocks
+            return manifest.blocks
         manifest.check_identity(self._prefix)
         if PublicationNamespace.parse(self.namespace).compat_id != self._prefix.compat_id:
             raise PublicationError(
@@ -228,15 +344,31 @@ class ManifestFollower:
                 f"manifest: segment 0 has {manifest.segments[0].blocks} blocks, the prefix has"
                 f" {self._prefix.blocks}; nothing of it can be checked against our Block Keys"
             )
-        return manifest, sum(entry.blocks for entry in entries)
+        return sum(entry.blocks for entry in entries)
 
-    def _apply(self, group_id: int, manifest: Manifest, blocks: int) -> None:
-        if group_id <= self._newest or self.error is not None:
+    def _apply(self, parsed: _Parsed) -> None:
+        if parsed.group_id <= self._newest or self.error is not None:
             return  # a newer version was quicker
-        self._newest = group_id
-        self.manifest = manifest
-        self.blocks = blocks
+        if parsed.signed is not None and parsed.signed.key is not None and self._judge is not None:
+            self._judge.accept(parsed.signed, parsed.manifest)
+        self._newest = parsed.group_id
+        self.signed = parsed.signed
+        self.manifest = parsed.manifest
+        self.blocks = parsed.blocks
         self.versions += 1
         if self.on_manifest is not None:
-            self.on_manifest(manifest)
+            self.on_manifest(parsed.manifest)
         self.notify()
+
+
+class _Parsed(NamedTuple):
+    """A version that was read."""
+
+    group_id: int
+    manifest: Manifest
+    blocks: int
+    signed: SignedVersion | None
+
+
+def _drop(event: events.Event) -> None:
+    """Events of a manifest that cannot be verified."""

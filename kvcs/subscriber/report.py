@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcs.errors import NotAuthentic
+from kvcs.kv import Manifest
 from kvcs.kv.tracks import PublicationNamespace
+from kvcs.trust import PublicKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ class CacheReport:
     rejected: dict[str, int]
     """Objects that failed a check, by check."""
 
+    signed_by: bytes | None
+    """Identifier of the key that signed the lists; None where the publication is not signed."""
+
     manifest_versions: int
     """Manifest versions read."""
 
@@ -75,3 +81,21 @@ class CacheReport:
 
     last_layer_seconds: float | None
     """From `open` to the last whole layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFacts:
+    """A manifest that was looked at, and how it is signed."""
+
+    manifest: Manifest
+    """What it says."""
+
+    kid: bytes | None
+    """Identifier of the key that it names as its signer's; None where it is not signed."""
+
+    key: PublicKey | None
+    """The key whose signature was verified; None where none was."""
+
+    doubt: NotAuthentic | None
+    """Why the signature does not count; None where it does, or could not be looked at for lack of
+    keys."""

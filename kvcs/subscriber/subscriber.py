@@ -18,10 +18,13 @@ from kvcs.kv import Ledger, Manifest, Prefix, PublicationNamespace, parse_holder
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
+from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.cache import Cache, Retrieve
 from kvcs.subscriber.discovery import Discovery, PublicationInfo, publications
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.report import ManifestFacts
 from kvcs.subscriber.settings import SubscriberSettings
+from kvcs.trust import KeyRing
 
 
 class Subscriber:
@@ -31,6 +34,13 @@ class Subscriber:
         session: what `kvcs.connect` gives.
         others: further sessions where publications are looked for.
         settings: limits and waits.
+        keys: public keys of the producers. A publication that is signed is then verified: every
+            version of its manifest, and every object against the signed list before it is used.
+        require_signed: use nothing that is not signed by one of them (KVCS "Security
+            Considerations").
+
+    Raises:
+        UsageError: ``require_signed`` without keys, or keys that are not for manifests.
     """
 
     def __init__(
@@ -38,9 +48,17 @@ class Subscriber:
         session: Connection,
         *others: Connection,
         settings: SubscriberSettings | None = None,
+        keys: KeyRing | None = None,
+        require_signed: bool = False,
     ) -> None:
         self.settings = SubscriberSettings() if settings is None else settings
+        self._authenticity = Authenticity(keys, required=require_signed)
         self._sessions = (session, *others)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Publications refused because no signature showed their producer, by failed check."""
+        return dict(self._authenticity.refused)
 
     async def list(self, of: Prefix | bytes) -> list[PublicationInfo]:
         """Publications that are announced now.
@@ -155,10 +173,11 @@ class Subscriber:
         deadline_at = opened_at + seconds
         wait_until = deadline_at if wait is None else min(deadline_at, opened_at + wait)
         if publication is None:
-            discovery = Discovery(self._sessions, prefix, self.settings)
+            discovery = Discovery(self._sessions, prefix, self.settings, self._authenticity)
             follower = await discovery.choose(wait_until, deadline_at)
         else:
             follower = await self._named(prefix, publication, deadline_at)
+        ledger.signed = follower.signed is not None
         cache = Cache(
             follower,
             prefix,
@@ -193,19 +212,61 @@ class Subscriber:
 
         Raises:
             PublicationNotFound: it did not come in time.
-            PublicationError: it is malformed, was aborted, or does not fit the prefix.
+            PublicationError: it is malformed, was aborted, or does not fit the prefix; or, as
+                `NotAuthentic`, its signature does not count, or it has none and needs one.
             RequestError: no session has the publication.
             ConnectionClosed: the session ended.
             UsageError: an argument is out of bounds.
         """
+        follower = await self._manifest(publication, prefix, deadline, look=False)
+        assert follower.manifest is not None  # it is ready
+        return follower.manifest
+
+    async def look_at(
+        self,
+        publication: str | PublicationNamespace | PublicationInfo,
+        prefix: Prefix | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> ManifestFacts:
+        """Read a manifest as `manifest` does, and say how it is signed.
+
+        A signature that does not count is told here instead of refused: look, do not decide.
+
+        Args:
+            publication: as in `manifest`.
+            prefix: as in `manifest`.
+            deadline: as in `manifest`.
+
+        Raises:
+            KvcsError: as `manifest`; of signatures only that it is no signed manifest at all.
+        """
+        follower = await self._manifest(publication, prefix, deadline, look=True)
+        assert follower.manifest is not None  # it is ready
+        signed = follower.signed
+        return ManifestFacts(
+            follower.manifest,
+            None if signed is None else signed.kid,
+            None if signed is None else signed.key,
+            follower.doubt,
+        )
+
+    async def _manifest(
+        self,
+        publication: str | PublicationNamespace | PublicationInfo,
+        prefix: Prefix | None,
+        deadline: float | None,
+        *,
+        look: bool,
+    ) -> ManifestFollower:
+        """Follow one publication until its manifest is there, and no longer."""
         seconds = self.settings.least_deadline if deadline is None else deadline
         if not seconds > 0:
             raise UsageError(f"deadline must be more than 0 s, not {seconds}")
         until = asyncio.get_running_loop().time() + seconds
-        follower = await self._named(prefix, publication, until)
+        follower = await self._named(prefix, publication, until, look=look)
         follower.stop()
-        assert follower.manifest is not None  # it is ready
-        return follower.manifest
+        return follower
 
     def _ledger(self, prefix: Prefix, layers: tuple[int, int] | None, blocks: int | None) -> Ledger:
         """What is selected; refused here, before anything is asked for."""
@@ -223,6 +284,8 @@ class Subscriber:
         prefix: Prefix | None,
         publication: str | PublicationNamespace | PublicationInfo,
         until: float,
+        *,
+        look: bool = False,
     ) -> ManifestFollower:
         """Follow one publication that the caller names, on the first session that has it."""
         if isinstance(publication, str):
@@ -231,7 +294,7 @@ class Subscriber:
             publication = publication.namespace
         error: KvcsError | None = None
         for session in self._sessions:
-            follower = await self._follow(session, prefix, publication, until)
+            follower = await self._follow(session, prefix, publication, until, look)
             if follower.error is None:
                 return follower
             if error is None or isinstance(error, ConnectionClosed | RequestError):
@@ -247,10 +310,19 @@ class Subscriber:
         prefix: Prefix | None,
         namespace: PublicationNamespace,
         until: float,
+        look: bool,
     ) -> ManifestFollower:
         """Follow one publication on one session until its manifest is there or it has failed."""
         changed = asyncio.Event()
-        follower = ManifestFollower(session, namespace.fields, prefix, self.settings, changed.set)
+        follower = ManifestFollower(
+            session,
+            namespace.fields,
+            prefix,
+            self.settings,
+            changed.set,
+            authenticity=self._authenticity,
+            look=look,
+        )
         follower.start()
         try:
             async with asyncio.timeout_at(until):

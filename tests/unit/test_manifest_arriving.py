@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from kvcs.moqt import events
 from kvcs.moqt.objects import ObjectHeader
+from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.settings import SubscriberSettings
 from tests.builders import toy_prefix
@@ -18,7 +19,12 @@ MIB = 2**20
 def test_announced_manifests_take_no_memory_before_octets_come() -> None:
     prefix = toy_prefix(1)
     follower = ManifestFollower(
-        cast(Any, None), prefix.namespace(bytes(16)), prefix, SubscriberSettings(), lambda: None
+        cast(Any, None),
+        prefix.namespace(bytes(16)),
+        prefix,
+        SubscriberSettings(),
+        lambda: None,
+        authenticity=Authenticity(),
     )
     header = ObjectHeader(0, 0, 0, 0, payload_length=127 * MIB)
     tracemalloc.start()

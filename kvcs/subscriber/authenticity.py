@@ -1,0 +1,82 @@
+"""Whose manifests count: with which keys, and whether a signature is needed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from kvcs.errors import NotAuthentic, UsageError
+from kvcs.kv import PublicationNamespace, SignedManifests
+from kvcs.moqt.names import TrackNamespace
+from kvcs.trust import KeyRing, KeyUse
+
+
+class Authenticity:
+    """What one Subscriber asks of producers (KVCS "Security Considerations").
+
+    Args:
+        keys: producer keys; without them no signed manifest can be used.
+        required: use nothing that is not signed.
+        clock: Unix seconds.
+
+    Raises:
+        UsageError: a signature is required and there are no keys to verify it with, or they are
+            keys for tokens.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        *,
+        required: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if required and keys is None:
+            raise UsageError("require_signed needs keys: the producers' public ones")
+        if keys is not None and keys.use is not KeyUse.MANIFEST:
+            raise UsageError("manifests are verified with producer keys, not with issuer keys")
+        self.keys = keys
+        """Producer keys."""
+        self.required = required
+        """Whether only signed manifests count."""
+        self.clock = clock
+        """Unix seconds."""
+        self.refused: Counter[str] = Counter()
+        """Publications refused because their producer was not shown, by check."""
+
+    def judge(self, namespace: TrackNamespace) -> SignedManifests | None:
+        """Verifier of the versions of one publication; None where there are no keys."""
+        if self.keys is None:
+            return None
+        return SignedManifests(PublicationNamespace.parse(namespace), self.keys)
+
+    def check_keys(self) -> None:
+        """The publication is signed.
+
+        Raises:
+            NotAuthentic: ``keys``: there are none to verify it with.
+        """
+        if self.keys is None:
+            raise NotAuthentic(
+                "the publication is signed (manifest.cose), and this consumer has no producer keys"
+                " to verify it with",
+                check="keys",
+            )
+
+    def check_unsigned(self) -> None:
+        """The publisher says that a publication is not signed.
+
+        Raises:
+            NotAuthentic: ``unsigned``: a signature is required.
+        """
+        if self.required:
+            raise NotAuthentic(
+                "the publication is not signed: its publisher has no manifest.cose, and this"
+                " consumer requires one",
+                check="unsigned",
+            )
+
+    def note(self, error: NotAuthentic) -> None:
+        """Count a publication that was refused."""
+        self.refused[error.check] += 1

@@ -9,16 +9,13 @@ from typing import Final
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import (
     QuicErrorCode,
-    QuicFrameType,
     QuicHeader,
     QuicPacketType,
     encode_quic_version_negotiation,
     pull_quic_header,
 )
-from aioquic.quic.packet_builder import QuicPacketBuilder
 
 from kvcs.errors import ConnectionFailed
 from kvcs.observe import get_logger
@@ -27,6 +24,7 @@ from kvcs.quic.aioquic_backend.ending import Ending
 from kvcs.quic.aioquic_backend.paths import datagram_sizes, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.retry import AddressValidation, refusal
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.aioquic_backend.transport import AioquicTransport
 from kvcs.quic.aioquic_backend.udp import Udp, bound_socket, open_udp, resolve, set_buffers
@@ -125,7 +123,8 @@ class AioquicListener:
         self._entries: dict[Driven, _Entry] = {}
         self._handshakes: set[Driven] = set()
         self._touched: dict[Driven, None] = {}
-        self._refused = 0
+        self._refused = self._retries = 0
+        self._validation = AddressValidation()
         self._closing = False
         self._empty = asyncio.Event()
         self._log = log.bind(host=self.host, port=self.port)
@@ -249,16 +248,37 @@ class AioquicListener:
             return entry
         if header.packet_type is not QuicPacketType.INITIAL or len(data) < SMALLEST_DATAGRAM:
             return None
-        if (
-            self._closing
-            or len(self._entries) >= self._settings.max_connections
-            or len(self._handshakes) >= self._settings.max_handshakes
-        ):
-            self._refuse(header, address)
-            return None
-        return self._accept(header, address)
+        original = self._admit(header, address)
+        return None if original is None else self._accept(header, address, original)
 
-    def _accept(self, header: QuicHeader, address: Address) -> _Entry:
+    def _admit(self, header: QuicHeader, address: Address) -> bytes | None:
+        """The connection ID that a new client chose at first; None where it gets no state now."""
+        settings = self._settings
+        if self._closing:
+            self._refuse(header, address, "shutting down")
+        elif (
+            len(self._entries) >= settings.max_connections
+            or len(self._handshakes) >= settings.max_handshakes
+        ):
+            self._refuse(header, address, "too many connections")
+        elif header.token:
+            # We give tokens in a Retry alone, and who had one takes no other.
+            now = asyncio.get_running_loop().time()
+            original = self._validation.original_connection_id(header, address, now)
+            if original is None:
+                self._send(refusal(header, QuicErrorCode.INVALID_TOKEN, "not my token"), address)
+            return original
+        elif len(self._handshakes) >= settings.retry_handshakes:
+            now = asyncio.get_running_loop().time()
+            self._retries += 1
+            if self._retries & (self._retries - 1) == 0:
+                self._log.info("addresses_validated", count=self._retries)
+            self._send(self._validation.retry(header, address, now), address)
+        else:
+            return header.destination_cid
+        return None
+
+    def _accept(self, header: QuicHeader, address: Address, original: bytes) -> _Entry:
         """Make a connection for a client's first flight."""
         assert self._udp is not None
         settings = self._settings
@@ -266,7 +286,8 @@ class AioquicListener:
         quic = Connection(
             configuration=self._configuration,
             settings=settings,
-            original_destination_connection_id=header.destination_cid,
+            original_destination_connection_id=original,
+            retry_source_connection_id=header.destination_cid if header.token else None,
         )
         transport = AioquicTransport(
             quic,
@@ -286,31 +307,11 @@ class AioquicListener:
         transport.give_up_after(settings.connect_timeout)
         return entry
 
-    def _refuse(self, header: QuicHeader, address: Address) -> None:
-        """Tell a client at once that it is not taken, without keeping state (RFC 9000 §5.2.2)."""
+    def _refuse(self, header: QuicHeader, address: Address, reason: str) -> None:
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:  # a flood must not fill the log
             self._log.warning("connections_refused", count=self._refused)
-        version = header.version
-        assert version is not None
-        crypto = CryptoPair()
-        crypto.setup_initial(cid=header.destination_cid, is_client=False, version=version)
-        builder = QuicPacketBuilder(
-            host_cid=header.destination_cid,
-            peer_cid=header.source_cid,
-            version=version,
-            is_client=False,
-            max_datagram_size=SMALLEST_DATAGRAM,
-        )
-        builder.start_packet(QuicPacketType.INITIAL, crypto)
-        reason = b"too many connections" if not self._closing else b"shutting down"
-        frame = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=16 + len(reason))
-        frame.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)
-        frame.push_uint_var(QuicFrameType.PADDING)
-        frame.push_uint_var(len(reason))
-        frame.push_bytes(reason)
-        for datagram in builder.flush()[0]:
-            self._send(datagram, address)
+        self._send(refusal(header, QuicErrorCode.CONNECTION_REFUSED, reason), address)
 
     def _send(self, datagram: bytes, address: Address) -> None:
         if self._udp is not None:

@@ -81,6 +81,10 @@ class QuicSettings:
     max_handshakes: int = 256
     """Connections of one listener whose handshake is not complete; the next is refused."""
 
+    retry_handshakes: int = 32
+    """From this many incomplete handshakes on, a client must first prove its address by a Retry:
+    flights from false addresses never fill `max_handshakes`. It costs a round trip. 0: always."""
+
     def __post_init__(self) -> None:
         if not self.alpn or not all(self.alpn):
             raise UsageError("alpn must name at least one protocol")
@@ -116,6 +120,8 @@ class QuicSettings:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.retry_handshakes < 0:
+            raise UsageError(f"retry_handshakes must not be negative, not {self.retry_handshakes}")
         if self.send_buffer_limit < self.send_buffer:
             raise UsageError(
                 f"send_buffer_limit ({self.send_buffer_limit}) must not be below"

@@ -42,11 +42,13 @@ class Connection(ReceivingConnection):
         configuration: QuicConfiguration,
         settings: QuicSettings,
         original_destination_connection_id: bytes | None = None,
+        retry_source_connection_id: bytes | None = None,
     ) -> None:
         super().__init__(
             configuration=configuration,
             settings=settings,
             original_destination_connection_id=original_destination_connection_id,
+            retry_source_connection_id=retry_source_connection_id,
         )
         self._senders: dict[int, QuicStreamSender] = {}
         self._held = 0

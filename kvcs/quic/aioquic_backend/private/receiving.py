@@ -46,12 +46,14 @@ class ReceivingConnection(QuicConnection):
         configuration: QuicConfiguration,
         settings: QuicSettings,
         original_destination_connection_id: bytes | None = None,
+        retry_source_connection_id: bytes | None = None,
     ) -> None:
         self._active: list[QuicStream] = []
         self._parked: set[int] = set()
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
+            retry_source_connection_id=retry_source_connection_id,
         )
         self._streams = self._known = Streams()
         self._receive_window = settings.receive_window

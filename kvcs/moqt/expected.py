@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvcs.moqt.filters import Range
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.rules import TrackRules
 
@@ -25,12 +26,12 @@ class Expected:
     filtered: bool = False
     """Whether range filters leave Objects out: then FIN does not tell which one is the last."""
 
-    start: Location | None = None
-    """Where its Location Filter begins, where that is known: tells it from another subscription
-    with the same Track Alias."""
+    span: Range | None = None
+    """What its Location Filter lets through, where that is known: tells it from another
+    subscription with the same Track Alias."""
 
-    end: Location | None = None
-    """Where it ends, inclusive; None for no end."""
+    updated: bool = False
+    """Whether an update has changed its Location Filter."""
 
     open_streams: set[int] = field(default_factory=set)
     streams_seen: int = 0
@@ -40,11 +41,12 @@ class Expected:
 
     def may_have(self, group_id: int, object_id: int | None = None) -> bool:
         """Whether its Location Filter lets anything of a Group, or an Object of it, through."""
-        if self.start is not None:
-            first = self.start if object_id is not None else Location(self.start.group, 0)
-            if Location(group_id, object_id or 0) < first:
-                return False
-        return self.end is None or Location(group_id, object_id or 0) <= self.end
+        span = self.span
+        if span is None:
+            return True
+        if object_id is not None:
+            return Location(group_id, object_id) in span
+        return span.start.group <= group_id and (span.end is None or group_id <= span.end.group)
 
     def note(self, place: tuple[int, int]) -> None:
         """A stream or datagram of ``place`` is its own."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kvcs.moqt import messages
 from kvcs.moqt.errors import MalformedTrack, StreamCode, UnsupportedExtension
 from kvcs.moqt.events import Event, RequestRefused, SubscriptionEnded, TrackMalformed
-from kvcs.moqt.filters import RangeFilters
+from kvcs.moqt.filters import LocationFilter, RangeFilters
 from kvcs.moqt.limits import Limit
-from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder
+from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import (
     KeyValues,
@@ -67,17 +67,35 @@ class Receptions:
         if expected is None:
             return
         expected.filtered = expected.filtered or bool(RangeFilters.of(parameters.items))
+        if ParameterType.LOCATION_FILTER in parameters:
+            # Objects of the old range and of the new one may come.
+            expected.updated, expected.span = True, None
         fill: Parameters | None = parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
             self.expect_fill(update_id, expected, fill)
 
-    def bind(self, request: Request, track_alias: int, properties: KeyValues) -> None:
+    def bind(
+        self,
+        request: Request,
+        track_alias: int,
+        properties: KeyValues,
+        largest: Location | None = None,
+    ) -> None:
         """A subscription is established: its streams are known by their Track Alias.
+
+        Args:
+            request: the SUBSCRIBE of ours, or PUBLISH of the peer.
+            track_alias: its alias.
+            properties: Track Properties.
+            largest: LARGEST_OBJECT, which a relative Location Filter counts from.
 
         Raises:
             SessionError: the alias denotes another Track, or an early stream breaks a rule.
         """
         expected = self._expected[request.request_id]
+        if not expected.updated:
+            chosen = request.parameters.get(ParameterType.LOCATION_FILTER)
+            expected.span = (chosen or LocationFilter.none()).for_subscription(largest)
         if request.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1):
             value = find_property(properties, Property.DEFAULT_PUBLISHER_PRIORITY)
             expected.rules.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
@@ -108,8 +126,15 @@ class Receptions:
         if not self._check_streams(request):
             self._wait_for_streams(request)
 
-    def fetch_accepted(self, request: Request) -> None:
+    def fetch_accepted(self, request: Request, reply: messages.FetchOk) -> None:
         """FETCH_OK is here; its data stream may have ended before."""
+        expected = self._expected[request.request_id]
+        if reply.end_of_track:
+            try:
+                expected.rules.finish_track(reply.end_location)
+            except MalformedTrack as exc:
+                self.track_malformed(expected, exc.reason)
+                return
         if request.request_id in self._fetch_finished:
             self._session.complete_request(request)
 

@@ -256,7 +256,8 @@ class Requester:
         if not self._session.receptions.properties_known(request, reply.track_properties):
             return
         self._session.emit(RequestAccepted(request.request_id, reply))
-        self._session.receptions.bind(request, reply.track_alias, reply.track_properties)
+        largest: Location | None = reply.parameters.get(ParameterType.LARGEST_OBJECT)
+        self._session.receptions.bind(request, reply.track_alias, reply.track_properties, largest)
 
     def check_error(self, request: Request, error: messages.RequestError) -> None:
         """Hold a REQUEST_ERROR against its sender and request (§9.4).
@@ -278,7 +279,7 @@ class Requester:
         if not self._session.receptions.properties_known(request, reply.track_properties):
             return
         self._session.emit(RequestAccepted(request.request_id, reply))
-        self._session.receptions.fetch_accepted(request)
+        self._session.receptions.fetch_accepted(request, reply)
 
     def _accepted(self, request: Request, reply: messages.RequestOk) -> None:
         messages.check_request_ok(reply, OK_SCOPES[request.kind])

@@ -241,6 +241,7 @@ CASES = [
             "two Ends of Track": streams(
                 subgroup(3, b"\0" + END_OF_TRACK), subgroup(2, b"\0" + END_OF_TRACK)
             ),
+            "FETCH_OK's end before an Object": fetch_end(b"\4\0"),
             "an Object twice on a fetch stream": fetch_stream(FIRST, b"\4\0" + X),
             "IMMUTABLE_PROPERTIES in themselves": streams(with_properties((0, b"\x0b\2\x0b\0"))),
             "IMMUTABLE_PROPERTIES twice": streams(with_properties((0, b"\x0b\0\0\0"))),

@@ -64,6 +64,7 @@ from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server, connect, serve
 from kvcs.quic.reconnect import Reconnect
+from kvcs.quic.transport import TransportStats
 from kvcs.relay.server import Relay, RelaySettings
 from kvcs.relay.settings import RelayLimits
 from kvcs.subscriber import (
@@ -136,6 +137,7 @@ __all__ = [
     "StreamError",
     "Subscriber",
     "SubscriberSettings",
+    "TransportStats",
     "TrustError",
     "UsageError",
     "__version__",

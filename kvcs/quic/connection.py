@@ -18,7 +18,7 @@ from kvcs.quic.answers import Answerer, Answers, Handler, PeerRequest, UpdateHan
 from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
 from kvcs.quic.replies import Replies, Reply
-from kvcs.quic.transport import Transport
+from kvcs.quic.transport import Transport, TransportStats
 
 if TYPE_CHECKING:
     from kvcs.quic.link import Link
@@ -252,6 +252,10 @@ class Connection:
         """Wait until nobody needs the session any more, or it is over."""
         while self.is_held:
             await self._released.wait()
+
+    def stats(self) -> TransportStats:
+        """What the transport measures of its path: datagram size, round trip, losses, buffers."""
+        return self.transport.stats()
 
     async def drain(self) -> None:
         """Wait until the peer has acknowledged what was handed over so far, or the session ends."""

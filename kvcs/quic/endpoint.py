@@ -129,6 +129,7 @@ async def connect(
     verify: bool = True,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
+    datagram_size: int | None = None,
     reconnect: Reconnect | None = DEFAULT_RECONNECT,
 ) -> AsyncIterator[Connection]:
     """Open a session with a relay or publisher; leaving the context closes it.
@@ -143,6 +144,7 @@ async def connect(
         verify: False accepts any certificate: for tests on one machine only.
         session: limits and options of the session.
         quic: settings of the transport.
+        datagram_size: octets of UDP payload to send, in place of what the path is found to carry.
         reconnect: how it comes back; None opens one session and no other.
 
     Yields:
@@ -155,7 +157,12 @@ async def connect(
         ConnectionClosed: the peer closed before its SETUP.
     """
     open_session = partial(
-        open_connection, ca=ca, token=token, verify=verify, session=session, quic=quic
+        open_connection,
+        ca=ca,
+        token=token,
+        verify=verify,
+        session=session,
+        quic=_pinned(quic, datagram_size),
     )
     if reconnect is None:
         connection = await open_session(url)
@@ -171,6 +178,13 @@ async def connect(
         await _drain(link.current)
     finally:
         await link.close()
+
+
+def _pinned(quic: QuicSettings | None, datagram_size: int | None) -> QuicSettings | None:
+    """Settings with a datagram size put in, where one is given."""
+    if datagram_size is None:
+        return quic
+    return replace(quic or QuicSettings(), datagram_size=datagram_size)
 
 
 async def _drain(connection: Connection) -> None:
@@ -288,6 +302,7 @@ async def serve(
     key: Path,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
+    datagram_size: int | None = None,
 ) -> AsyncIterator[Server]:
     """Listen for subscribers: a Publisher for two machines without a relay.
 
@@ -298,6 +313,7 @@ async def serve(
         key: PEM file with the private key.
         session: limits and options of every session.
         quic: settings of the transport.
+        datagram_size: octets of UDP payload to send, in place of what each path carries.
 
     Yields:
         The `Server`, listening.
@@ -307,7 +323,7 @@ async def serve(
         FileError: certificate or key cannot be used.
     """
     server = Server(session)
-    await server.start(host, port, cert=cert, key=key, quic=quic)
+    await server.start(host, port, cert=cert, key=key, quic=_pinned(quic, datagram_size))
     try:
         yield server
         try:

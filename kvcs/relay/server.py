@@ -15,6 +15,7 @@ from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server
+from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import RelayStats
@@ -188,6 +189,11 @@ class Relay:
     def stats(self) -> RelayStats:
         """Counters since the start, and gauges of now."""
         return self._core.snapshot()
+
+    @property
+    def transports(self) -> list[tuple[str, TransportStats]]:
+        """Peer and figures of the path of each session that is open, oldest first."""
+        return [(connection.peer, connection.stats()) for connection in self._keys]
 
     async def closed(self) -> None:
         """Wait until the relay has stopped; cancelling leaves it as it is."""

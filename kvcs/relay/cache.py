@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
+from math import inf, nextafter
 
 from kvcs.errors import RequestError, StoreFull
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
@@ -203,8 +204,8 @@ class RelayCache:
         heapify(self._expiries)
 
     def next_timer(self) -> float | None:
-        """When the next Object expires."""
-        return self._expiries[0][0] if self._expiries else None
+        """When the next Object has expired: not at its time, but after it (§10)."""
+        return nextafter(self._expiries[0][0], inf) if self._expiries else None
 
     def receive_timer(self, now: float) -> None:
         """Drop what has expired: its status becomes unknown."""

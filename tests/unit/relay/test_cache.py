@@ -145,19 +145,30 @@ def test_objects_expire_each_at_its_own_time() -> None:
     shelf.add(entry, 0, 0, now=0.0)
     shelf.add(entry, 0, 1, now=4.0)
     shelf.add(entry, 1, 0, now=5.0)
-    assert shelf.cache.next_timer() == 10.0
+    assert shelf.cache.next_timer() == pytest.approx(10.0)
     shelf.cache.receive_timer(10.0)
     assert entry.track.get(Location(0, 0)) is not None  # to the last moment
     shelf.cache.receive_timer(10.1)
     assert entry.track.get(Location(0, 0)) is None
     assert entry.track.get(Location(0, 1)) is not None
-    assert shelf.cache.next_timer() == 14.0
+    assert shelf.cache.next_timer() == pytest.approx(14.0)
     shelf.cache.receive_timer(14.1)
     assert shelf.groups(entry) == [1]
     shelf.cache.receive_timer(60.0)
     assert shelf.cache.next_timer() is None
     assert shelf.cache.octets == 0  # an empty track that nobody uses is dropped
     assert shelf.stats.objects_expired == 3
+
+
+def test_the_timer_is_due_when_there_is_something_to_expire() -> None:
+    shelf = Shelf(10**6)
+    entry = shelf.open("a", duration_ms=10_000)
+    shelf.add(entry, 0, 0, now=4.95538)
+    due = shelf.cache.next_timer()
+    assert due is not None
+    shelf.cache.receive_timer(due)  # a clock may strike at the very instant
+    assert shelf.stats.objects_expired == 1
+    assert shelf.cache.next_timer() is None
 
 
 def test_a_shorter_duration_that_comes_later_counts() -> None:

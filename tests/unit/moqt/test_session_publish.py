@@ -199,9 +199,7 @@ def test_publish_done_may_come_before_the_answer() -> None:
     scene = Scene(answer=lambda _, request_id: waiting.append(request_id))
     put_group(scene.track, 1, 1)
     scene.pair.run()
-    scene.pair.client.core.responder.end_subscription(
-        scene.request_id, PublishDoneCode.TRACK_ENDED
-    )
+    scene.pair.client.core.responder.end_subscription(scene.request_id, PublishDoneCode.TRACK_ENDED)
     scene.pair.run()
     assert scene.pair.server.of(SubscriptionEnded) == []
     scene.pair.server.core.responder.accept_publish(waiting[0])
@@ -214,9 +212,7 @@ def test_publish_done_may_come_before_the_answer() -> None:
 def test_publish_done_before_a_refusal_leaves_nothing() -> None:
     waiting: list[int] = []
     scene = Scene(answer=lambda _, request_id: waiting.append(request_id))
-    scene.pair.client.core.responder.end_subscription(
-        scene.request_id, PublishDoneCode.TRACK_ENDED
-    )
+    scene.pair.client.core.responder.end_subscription(scene.request_id, PublishDoneCode.TRACK_ENDED)
     scene.pair.run()
     error = RequestError("no", RequestCode.UNINTERESTED)
     scene.pair.server.core.responder.refuse(waiting[0], error)

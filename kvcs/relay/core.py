@@ -10,17 +10,26 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import get_args
 
-from kvcs.errors import RequestError
+from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
-from kvcs.moqt.errors import DoesNotExist, NotSupported, RequestCode
+from kvcs.moqt.errors import (
+    DoesNotExist,
+    NotSupported,
+    PublishDoneCode,
+    RequestCode,
+    StreamCode,
+)
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix, namespace_text
 from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.requests import State
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
 from kvcs.relay.namespaces import NamespaceTable, Notice, Place
-from kvcs.relay.policy import check_announcement, check_interest
+from kvcs.relay.peers import Peer
+from kvcs.relay.permits import Permits
+from kvcs.relay.policy import Policy, Request
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, Report
 from kvcs.relay.timers import Callback, Timer, Timers
@@ -31,51 +40,20 @@ MAX_REPORTS = 4096
 """Lines for the log that wait to be taken; the oldest are dropped."""
 
 
-@dataclass(slots=True)
-class _Peer:
-    """One session, as the relay sees it."""
-
-    core: Session
-    opened_at: float
-    announced: set[int] = field(default_factory=set)
-    """Request IDs of its PUBLISH_NAMESPACEs."""
-
-    interests: set[int] = field(default_factory=set)
-    """Request IDs of its SUBSCRIBE_NAMESPACEs."""
-
-    downstream: dict[int, RelayTrack] = field(default_factory=dict)
-    """Its SUBSCRIBEs, FETCHes and TRACK_STATUSes, and their Tracks."""
-
-    upstream: dict[int, RelayTrack] = field(default_factory=dict)
-    """Requests that we made on it, and their Tracks."""
-
-    banned: set[FullTrackName] = field(default_factory=set)
-    """Tracks of which it sent what is malformed."""
-
-    going_away: bool = False
-    fetching: int = 0
-    """FETCHes of ours that run on it."""
-
-    queue: deque[Callback] = field(default_factory=deque)
-    """FETCHes of ours that wait for their turn."""
-
-    starting: bool = False
-    """Whether they are being started."""
-
-    requests: int = 0
-    """Requests it has made so far."""
-
-
 class RelayCore:
     """Routes announcements, subscriptions, fetches and Objects between sessions.
 
     Args:
         limits: see `RelayLimits`.
         on_wake: called when `next_timer` may be earlier than it was, outside of an input.
+        policy: who may do what; anyone everything by default.
     """
 
     def __init__(
-        self, limits: RelayLimits | None = None, on_wake: Callable[[], None] | None = None
+        self,
+        limits: RelayLimits | None = None,
+        on_wake: Callable[[], None] | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.limits = RelayLimits() if limits is None else limits
         self.stats = RelayStats()
@@ -87,12 +65,13 @@ class RelayCore:
             self._let_go,
         )
         self._on_wake = on_wake
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._namespaces = NamespaceTable()
         self._tracks: dict[FullTrackName, RelayTrack] = {}
         self._names: list[FullTrackName] = []
         """Keys of `_tracks` in order: those below a namespace stand together."""
         self._timers = Timers()
+        self._permits = Permits(policy or Policy(), self.at, self._is_alive, self._end)
         self._soon: list[Callback] = []
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
 
@@ -100,7 +79,7 @@ class RelayCore:
 
     def session_opened(self, key: int, core: Session, now: float) -> None:
         """A session is there; ``key`` names it from now on and is never used again."""
-        self._peers[key] = _Peer(core, now)
+        self._peers[key] = Peer(core, now)
         self.stats.sessions_total += 1
 
     def event(self, key: int, event: events.Event, now: float) -> None:
@@ -121,14 +100,12 @@ class RelayCore:
         elif isinstance(event, events.GoawayReceived):
             peer.going_away = peer.going_away or event.request_id is None
         elif isinstance(event, events.SessionEstablished):
-            pass
+            self._admit(key, peer, event)
         elif isinstance(event, _REQUESTS):
             peer.requests += 1
             self._request(key, peer, event, now)
-        elif isinstance(event, events.PublishReceived | events.SubscribeTracksReceived):
-            peer.core.responder.refuse(event.request_id, NotSupported("not supported here"))
         elif isinstance(event, events.RequestUpdateReceived):
-            peer.core.responder.accept_update(event.request_id, event.update_id)
+            self._update(Place(key, event.request_id), peer, event, now)
         elif isinstance(event, events.RequestCancelled) and not event.ours:
             self._cancelled(Place(key, event.request_id), peer, now)
         else:
@@ -142,6 +119,7 @@ class RelayCore:
         peer = self._peers.pop(key, None)
         if peer is None:
             return
+        self._permits.close(key)
         for request_id in peer.announced:
             self._withdraw(Place(key, request_id))
         for request_id in peer.interests:
@@ -292,9 +270,18 @@ class RelayCore:
 
     # Inner workings: requests of peers
 
-    def _request(self, key: int, peer: _Peer, event: _Request, now: float) -> None:
+    def _admit(self, key: int, peer: Peer, event: events.SessionEstablished) -> None:
+        try:
+            self._permits.open(key, event.tokens)
+        except SessionError as exc:
+            self.stats.sessions_refused += 1
+            self.report("session_refused", session=key, code=exc.code, reason=exc.reason)
+            peer.core.close(exc.code, exc.reason)
+
+    def _request(self, key: int, peer: Peer, event: Request, now: float) -> None:
         place = Place(key, event.request_id)
         try:
+            self._check(place, event, now)
             if isinstance(event, events.PublishNamespaceReceived):
                 self._announce(place, peer, event.track_namespace, now)
             elif isinstance(event, events.SubscribeNamespaceReceived):
@@ -305,13 +292,47 @@ class RelayCore:
             elif isinstance(event, events.FetchReceived):
                 waiting = Waiting(place, Ask.FETCH, event.parameters)
                 self._serve(event.full_track_name, waiting, peer, now)
-            else:
+            elif isinstance(event, events.TrackStatusReceived):
                 waiting = Waiting(place, Ask.STATUS, Parameters())
                 self._serve(event.full_track_name, waiting, peer, now)
+            else:
+                raise NotSupported("not supported here")
         except RequestError as exc:
+            self._permits.forget(place)
             peer.core.responder.refuse(event.request_id, exc)
 
-    def _serve(self, name: FullTrackName, waiting: Waiting, peer: _Peer, now: float) -> None:
+    def _check(self, place: Place, event: Request, now: float) -> None:
+        """Authorize a request: each kind of each peer passes here before anything else.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        try:
+            self._permits.check(place, event, now)
+        except RequestError as exc:
+            self.stats.unauthorized += 1
+            self.report(
+                "unauthorized",
+                session=place.session,
+                request=type(event).__name__.removesuffix("Received"),
+                code=int(exc.code),
+                reason=exc.reason,
+            )
+            raise
+
+    def _update(
+        self, place: Place, peer: Peer, event: events.RequestUpdateReceived, now: float
+    ) -> None:
+        """A REQUEST_UPDATE with tokens or another prefix; a refused one ends its request."""
+        try:
+            self._permits.check_update(place, event, now)
+        except RequestError as exc:
+            self.stats.unauthorized += 1
+            peer.core.responder.refuse_update(event.request_id, event.update_id, exc)
+        else:
+            peer.core.responder.accept_update(event.request_id, event.update_id)
+
+    def _serve(self, name: FullTrackName, waiting: Waiting, peer: Peer, now: float) -> None:
         track = self._tracks.get(name)
         if track is None:
             if (
@@ -327,8 +348,9 @@ class RelayCore:
         peer.downstream[waiting.place.request_id] = track
         track.serve(waiting, now)
 
-    def _cancelled(self, place: Place, peer: _Peer, now: float) -> None:
+    def _cancelled(self, place: Place, peer: Peer, now: float) -> None:
         """The peer cancelled a request of its own."""
+        self._permits.forget(place)
         request_id = place.request_id
         if request_id in peer.announced:
             peer.announced.remove(request_id)
@@ -341,10 +363,43 @@ class RelayCore:
             if track is not None:
                 track.downstream_gone(place, now)
 
+    def _is_alive(self, place: Place) -> bool:
+        session = self.session(place.session)
+        return session is not None and session.requests.get(place.request_id) is not None
+
+    def _end(self, place: Place, error: RequestError, now: float) -> None:
+        """End a request of a peer that is allowed no longer, and what it has brought about."""
+        peer = self._peers[place.session]
+        request_id, responder = place.request_id, peer.core.responder
+        self.report("permit_ended", session=place.session, reason=error.reason)
+        self.stats.permits_ended += 1
+        track = peer.downstream.get(request_id)
+        request = peer.core.requests.get(request_id)
+        if request is not None and request.state is State.PENDING:
+            responder.refuse(request_id, error)
+        elif track is not None:
+            responder.end_subscription(request_id, PublishDoneCode.UNAUTHORIZED, error.reason)
+            responder.fail_fetch(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
+        else:
+            responder.revoke(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
+        self._cancelled(place, peer, now)
+        self._drop_upstreams(place.session, peer, now)
+
+    def _drop_upstreams(self, key: int, peer: Peer, now: float) -> None:
+        """Take nothing from a session of Tracks that it announces no longer."""
+        for request_id, track in list(peer.upstream.items()):
+            if key not in self._namespaces.publishers(track.name.namespace):
+                peer.core.requester.cancel(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
+                track.session_lost(key, now)
+
+    def issuers_changed(self, now: float) -> None:
+        """Keys of issuers came or went: requests that are allowed no longer end."""
+        self._permits.look_again(now)
+        self._run_soon(now)
+
     # Inner workings: namespaces
 
-    def _announce(self, place: Place, peer: _Peer, namespace: TrackNamespace, now: float) -> None:
-        check_announcement(namespace)
+    def _announce(self, place: Place, peer: Peer, namespace: TrackNamespace, now: float) -> None:
         if len(peer.announced) >= self.limits.max_namespaces_per_session:
             raise RequestError("too many namespaces", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
         peer.announced.add(place.request_id)
@@ -369,8 +424,7 @@ class RelayCore:
             text = namespace_text(namespace)
             self.report("withdrawn", session=place.session, namespace=text)
 
-    def _subscribe_namespace(self, place: Place, peer: _Peer, prefix: TrackNamespace) -> None:
-        check_interest(prefix)
+    def _subscribe_namespace(self, place: Place, peer: Peer, prefix: TrackNamespace) -> None:
         matches = 0
         for _ in self._namespaces.under(prefix):
             matches += 1
@@ -412,18 +466,4 @@ class RelayCore:
             self._on_wake()
 
 
-_REQUESTS = (
-    events.SubscribeReceived,
-    events.FetchReceived,
-    events.TrackStatusReceived,
-    events.PublishNamespaceReceived,
-    events.SubscribeNamespaceReceived,
-)
-
-_Request = (
-    events.SubscribeReceived
-    | events.FetchReceived
-    | events.TrackStatusReceived
-    | events.PublishNamespaceReceived
-    | events.SubscribeNamespaceReceived
-)
+_REQUESTS = get_args(Request)

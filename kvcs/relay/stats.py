@@ -17,6 +17,15 @@ class RelayStats:
     sessions_total: int = 0
     """Sessions since the start."""
 
+    sessions_refused: int = 0
+    """Sessions closed because a token of their SETUP did not count."""
+
+    unauthorized: int = 0
+    """Requests refused because nothing allowed them."""
+
+    permits_ended: int = 0
+    """Requests ended because what allowed them has expired, or was revoked."""
+
     namespaces: int = 0
     """Different namespaces that are announced now."""
 

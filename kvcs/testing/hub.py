@@ -8,6 +8,7 @@ from kvcs.moqt.actions import Action, CloseSession, ResetStream, Send, SendDatag
 from kvcs.moqt.events import SessionClosed
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.relay.core import RelayCore
+from kvcs.relay.policy import Policy
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.pair import End
 
@@ -34,6 +35,7 @@ class Hub:
         limits: limits of the relay.
         piece: stream data is cut into pieces of at most this many octets.
         order: chooses which of ``n`` ready ends acts next, for seeded runs; the first where None.
+        policy: who may do what at the relay; anyone everything by default.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class Hub:
         *,
         piece: int = 1 << 30,
         order: Callable[[int], int] | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        self.core = RelayCore(limits)
+        self.core = RelayCore(limits, policy=policy)
         self.piece = piece
         self.now = 0.0
         self.spokes: list[Spoke] = []

@@ -1,0 +1,46 @@
+"""One session, as the relay sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvcs.moqt.names import FullTrackName
+from kvcs.moqt.session import Session
+from kvcs.relay.timers import Callback
+from kvcs.relay.tracks import RelayTrack
+
+
+@dataclass(slots=True)
+class Peer:
+    """One session, as the relay sees it."""
+
+    core: Session
+    opened_at: float
+    announced: set[int] = field(default_factory=set)
+    """Request IDs of its PUBLISH_NAMESPACEs."""
+
+    interests: set[int] = field(default_factory=set)
+    """Request IDs of its SUBSCRIBE_NAMESPACEs."""
+
+    downstream: dict[int, RelayTrack] = field(default_factory=dict)
+    """Its SUBSCRIBEs, FETCHes and TRACK_STATUSes, and their Tracks."""
+
+    upstream: dict[int, RelayTrack] = field(default_factory=dict)
+    """Requests that we made on it, and their Tracks."""
+
+    banned: set[FullTrackName] = field(default_factory=set)
+    """Tracks of which it sent what is malformed."""
+
+    going_away: bool = False
+    fetching: int = 0
+    """FETCHes of ours that run on it."""
+
+    queue: deque[Callback] = field(default_factory=deque)
+    """FETCHes of ours that wait for their turn."""
+
+    starting: bool = False
+    """Whether they are being started."""
+
+    requests: int = 0
+    """Requests it has made so far."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import kvcs
-from kvcs.cli import certs, demo, inspect, keygen, listing, plan, publish, relay, retrieve
+from kvcs.cli import bench, certs, demo, inspect, keygen, listing, plan, publish, relay, retrieve
 from kvcs.cli.failures import ExitCode, report
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for group in (keygen, certs, inspect, relay, publish, retrieve, listing, plan, demo):
+for group in (keygen, certs, inspect, relay, publish, retrieve, listing, plan, demo, bench):
     group.register(app)
 
 

@@ -6,16 +6,24 @@ import asyncio
 import os
 from typing import Any, Final
 
-from bench.parent import Parent
-from bench.usage import Meter
-from bench.workload import MIB, Workload
+from kvcs.bench.parent import Parent
+from kvcs.bench.usage import Meter
+from kvcs.bench.workload import Workload
 from kvcs.quic.aioquic_backend import QuicSettings, connect_quic, listen_quic
 from kvcs.quic.transport import Transport
 
-SETTINGS: Final = QuicSettings(alpn=("kvcs-bench",))
+ALPN: Final = ("kvcs-bench",)
 
 FIRST_STREAM: Final = 3
 """First unidirectional stream of a server; the next ones are four apart."""
+
+
+def settings(options: dict[str, Any]) -> QuicSettings:
+    """What kvcs would use, but for the protocol."""
+    size = options["datagram"]
+    if size is None:
+        return QuicSettings(alpn=ALPN)
+    return QuicSettings(alpn=ALPN, datagram_size=size)
 
 
 class _End:
@@ -52,7 +60,7 @@ class RawSender(_End):
     def __init__(self, transport: Transport, workload: Workload) -> None:
         super().__init__(transport)
         self._workload = workload
-        self._payload = memoryview(os.urandom(MIB) * -(-workload.octets // MIB))
+        self._payload = memoryview(os.urandom(workload.data_octets))
         self._sent = self._limit = 0
 
     def go(self) -> None:
@@ -74,8 +82,7 @@ class RawSender(_End):
             room = min(room, self._workload.data_octets)
             if room <= 0:
                 break
-            piece = self._payload[self._sent : self._sent + room]
-            transport.send(stream_id, piece, offset + room == size)
+            transport.send(stream_id, self._payload[:room], offset + room == size)
             self._sent += room
         transport.flush()
 
@@ -112,7 +119,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
         receiver_factory=accept,
         cert=options["cert"],
         key=options["key"],
-        settings=SETTINGS,
+        settings=settings(options),
     )
     try:
         parent.tell("ready", url=str(listener.port))
@@ -137,10 +144,10 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
 
     transport = await connect_quic(
         "127.0.0.1",
-        int(options["url"]),
+        int(options["url"].rpartition(":")[2]),
         receiver_factory=receive,
         ca=options["ca"],
-        settings=SETTINGS,
+        settings=settings(options),
     )
     try:
         parent.tell("ready", url="")
@@ -149,6 +156,8 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
         await made[0].done.wait()
         meter.stop()
         parent.tell("received", octets=made[0].octets, **meter.reading())
+        await parent.word("check")
+        parent.tell("checked")
     finally:
         transport.close(0, "")
         await transport.wait_closed()

@@ -27,6 +27,18 @@ class Parent:
         """Say that something happened."""
         print(json.dumps({"event": event, **facts}), flush=True)
 
+    async def options(self) -> dict[str, Any]:
+        """Wait for what this process is to do; it comes once, before every word.
+
+        Raises:
+            EOFError: the parent is gone.
+        """
+        line = await self._words.readline()
+        if not line:
+            raise EOFError("no options came")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
     async def word(self, expected: str) -> None:
         """Wait to be told a word.
 
@@ -39,4 +51,4 @@ class Parent:
 
 
 Role = Callable[[Parent, dict[str, Any]], Awaitable[None]]
-"""What a process does, with the options that it was started with."""
+"""What a process does, with the options that it was given."""

@@ -10,7 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+from kvcs.errors import KvcsError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The folder that holds the package: a checkout, or where it is installed."""
 
 EXIT_SECONDS: Final = 10.0
 """Longest wait for a process that was told to end, before it is killed."""
@@ -18,8 +21,12 @@ EXIT_SECONDS: Final = 10.0
 MAX_LINE: Final = 1 << 20
 
 
-class ChildFailed(Exception):
+class ChildFailed(KvcsError):
     """A process ended before it said what it was to say; the message repeats its complaint."""
+
+
+class Unavailable(KvcsError):
+    """Something that is measured beside kvcs is not on this machine; the message says what."""
 
 
 class Child:
@@ -49,6 +56,11 @@ class Child:
             raise ChildFailed(f"{self.role} said {line!r} in the place of {name}")
         return event
 
+    async def ready(self, options: dict[str, Any]) -> str:
+        """Give it its options and wait until it is ready; returns where it is reached."""
+        self.tell(json.dumps(options))
+        return str((await self.event("ready"))["url"])
+
     async def _complaint(self) -> str:
         assert self.process.stderr is not None
         text = (await self.process.stderr.read()).decode(errors="replace").strip()
@@ -56,44 +68,23 @@ class Child:
 
 
 @asynccontextmanager
-async def child(role: str, options: dict[str, Any]) -> AsyncIterator[Child]:
+async def child(role: str) -> AsyncIterator[Child]:
     """Start a process of the bench; leaving the context waits for its end or ends it."""
-    arguments = ("-m", "bench.worker", role, json.dumps(options))
-    process = await _start(*arguments)
-    killed = True
-    try:
-        yield Child(role, process)
-        killed = False
-    finally:
-        await _end(process, at_once=killed)
-
-
-async def run_command(*arguments: str) -> None:
-    """Run a module of this checkout to its end.
-
-    Raises:
-        ChildFailed: it failed.
-    """
-    process = await _start("-m", *arguments)
-    try:
-        async with asyncio.timeout(EXIT_SECONDS):
-            _, complaint = await process.communicate()
-    finally:
-        await _end(process, at_once=True)
-    if process.returncode:
-        raise ChildFailed(f"{arguments[0]} failed: {complaint.decode(errors='replace').strip()}")
-
-
-async def _start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *arguments,
+        *("-m", "kvcs.bench.worker", role),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=MAX_LINE,
     )
+    killed = True
+    try:
+        yield Child(role, process)
+        killed = False
+    finally:
+        await _end(process, at_once=killed)
 
 
 async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:

@@ -16,9 +16,9 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import HandshakeCompleted, QuicEvent, StreamDataReceived
 
-from bench.parent import Parent
-from bench.usage import Meter
-from bench.workload import MIB, Workload
+from kvcs.bench.parent import Parent
+from kvcs.bench.usage import Meter
+from kvcs.bench.workload import Workload
 
 ALPN: Final = ["kvcs-bench"]
 LOOPBACK: Final = "127.0.0.1"
@@ -57,10 +57,20 @@ class StockSender(QuicConnectionProtocol):
         self.transmit()
 
 
+def _configuration(options: dict[str, Any], *, is_client: bool) -> QuicConfiguration:
+    """The library's defaults, but for the size of datagrams where one is chosen."""
+    configuration = QuicConfiguration(
+        is_client=is_client, alpn_protocols=ALPN, server_name=LOOPBACK if is_client else None
+    )
+    if options["datagram"] is not None:
+        configuration.max_datagram_size = options["datagram"]
+    return configuration
+
+
 async def sender(parent: Parent, options: dict[str, Any]) -> None:
     """Listen, and send to the one client when told."""
     workload = Workload(**options["workload"])
-    configuration = QuicConfiguration(is_client=False, alpn_protocols=ALPN)
+    configuration = _configuration(options, is_client=False)
     configuration.load_cert_chain(options["cert"], options["key"])
     loop = asyncio.get_running_loop()
     StockSender.ready = loop.create_future()
@@ -68,7 +78,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
         lambda: QuicServer(configuration=configuration, create_protocol=StockSender),
         local_addr=(LOOPBACK, 0),
     )
-    payload = os.urandom(MIB) * (workload.octets // MIB)
+    payload = os.urandom(workload.data_octets) * workload.objects
     try:
         parent.tell("ready", url=str(transport.get_extra_info("sockname")[1]))
         await parent.word("go")
@@ -84,7 +94,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
 
 async def receiver(parent: Parent, options: dict[str, Any]) -> None:
     """Connect, and count what comes."""
-    configuration = QuicConfiguration(is_client=True, alpn_protocols=ALPN, server_name=LOOPBACK)
+    configuration = _configuration(options, is_client=True)
     configuration.load_verify_locations(options["ca"])
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.create_datagram_endpoint(
@@ -92,7 +102,7 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
         local_addr=(LOOPBACK, 0),
     )
     try:
-        protocol.connect((LOOPBACK, int(options["url"])))
+        protocol.connect((LOOPBACK, int(options["url"].rpartition(":")[2])))
         await protocol.wait_connected()
         parent.tell("ready", url="")
         await parent.word("go")
@@ -100,6 +110,8 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
         await protocol.done.wait()
         meter.stop()
         parent.tell("received", octets=protocol.octets, **meter.reading())
+        await parent.word("check")
+        parent.tell("checked")
     finally:
         protocol.close()
         await protocol.wait_closed()

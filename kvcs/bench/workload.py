@@ -7,6 +7,7 @@ from typing import Any, Final
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
 
 KV_HEADS: Final = 8
 HEAD_DIM: Final = 128
@@ -16,8 +17,7 @@ TOKEN_OCTETS: Final = KV_HEADS * HEAD_DIM * ELEMENT_OCTETS
 """Octets of one token in one layer of K or V: 2 KiB."""
 
 LAYERS: Final = 32
-COMPONENTS: Final = 2
-"""K and V, each in a track of its own."""
+"""Layers where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,30 @@ class Workload:
     blocks: int
     """Objects in one Group: blocks of one layer."""
 
+    layers: int = LAYERS
+    """Groups of each track."""
+
+    components: int = 2
+    """Tracks: K and V, or one joint tensor as latent attention has."""
+
     @classmethod
-    def of(cls, data_octets: int, total_octets: int) -> Workload:
+    def of(
+        cls, data_octets: int, total_octets: int, *, layers: int = LAYERS, components: int = 2
+    ) -> Workload:
         """As many blocks as make ``total_octets`` over all layers.
 
         Raises:
             ValueError: a size does not come out even.
         """
-        blocks, rest = divmod(total_octets, LAYERS * COMPONENTS * data_octets)
+        blocks, rest = divmod(total_octets, layers * components * data_octets)
         if data_octets % TOKEN_OCTETS or rest or not blocks:
             raise ValueError(f"{total_octets} octets do not divide into Objects of {data_octets}")
-        return cls(data_octets, blocks)
+        return cls(data_octets, blocks, layers, components)
 
     @property
-    def name(self) -> str:
-        """Its size as part of a name."""
-        return f"{self.data_octets // KIB}KiB"
+    def size(self) -> str:
+        """Size of an Object as part of a name."""
+        return size_name(self.data_octets)
 
     @property
     def block_tokens(self) -> int:
@@ -54,8 +62,8 @@ class Workload:
 
     @property
     def streams(self) -> int:
-        """QUIC streams: one for each layer of K and of V."""
-        return LAYERS * COMPONENTS
+        """QUIC streams: one for each layer of each track."""
+        return self.layers * self.components
 
     @property
     def stream_octets(self) -> int:
@@ -75,3 +83,11 @@ class Workload:
     def to_json(self) -> dict[str, Any]:
         """For a process of the bench."""
         return asdict(self)
+
+
+def size_name(octets: int) -> str:
+    """Octets as part of a name: ``32KiB``, ``1MiB``."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if octets % unit == 0:
+            return f"{octets // unit}{name}"
+    return f"{octets}B"

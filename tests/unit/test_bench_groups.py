@@ -1,0 +1,195 @@
+"""What the bench measures: its groups, the targets, and the floors of continuous integration."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from kvcs.bench import check
+from kvcs.bench.figures import Ratio, Spread
+from kvcs.bench.groups import GROUPS, SHORT_DEFAULT, chosen
+from kvcs.bench.plan import Group, Scale
+from kvcs.bench.targets import LARGEST, TARGET_GROUPS, TARGETS, Reached
+from kvcs.bench.transfer import ROLES as STACKS
+from kvcs.bench.worker import ROLES
+from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM
+
+FULL, SHORT = Scale(), Scale(short=True)
+
+GOODPUT_RATIOS = {
+    "direct_32KiB_over_raw",
+    "direct_256KiB_over_raw",
+    "relay_32KiB_over_raw",
+    "relay_256KiB_over_raw",
+    "relay_32KiB_over_direct",
+    "relay_256KiB_over_direct",
+    "direct_32KiB_over_stock",
+    "direct_256KiB_over_stock",
+    "raw_32KiB_over_stock",
+    "raw_256KiB_over_stock",
+}
+
+
+def every(scale: Scale) -> list[Group]:
+    return [*chosen(list(GROUPS), scale), check.group()]
+
+
+@pytest.mark.parametrize("scale", [FULL, SHORT])
+def test_names_are_told_apart(scale: Scale) -> None:
+    cases = [case.name for group in every(scale) for case in group.cases]
+    ratios = [ratio.name for group in every(scale) for ratio in group.ratios]
+    assert len(set(cases)) == len(cases)
+    assert len(set(ratios)) == len(ratios)
+    assert all(group.about for group in every(scale))
+
+
+@pytest.mark.parametrize("scale", [FULL, SHORT])
+def test_ratios_are_of_cases_of_their_own_group(scale: Scale) -> None:
+    for group in every(scale):
+        names = {case.name for case in group.cases}
+        for ratio in group.ratios:
+            assert ratio.case in names, ratio.name
+            assert ratio.over is None or ratio.over in names, ratio.name
+            assert (ratio.over is None) <= (ratio.metric != "rate"), "a rate alone is no ratio"
+
+
+def test_the_short_run_has_the_ratios_that_it_always_had() -> None:
+    [group] = chosen((), SHORT)
+    assert group.name == "goodput" == SHORT_DEFAULT[0]
+    assert {ratio.name for ratio in group.ratios} == GOODPUT_RATIOS
+
+
+def test_the_full_run_has_every_group_in_order() -> None:
+    assert [group.name for group in chosen((), FULL)] == list(GROUPS)
+    assert [group.name for group in chosen(("loss", "goodput"), FULL)] == ["goodput", "loss"]
+    assert sum(entry.seconds for entry in GROUPS.values()) <= 20 * 60
+
+
+def test_a_group_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(UsageError, match="no group 'speed'; there are goodput, objects"):
+        chosen(("goodput", "speed"), FULL)
+
+
+def test_what_is_measured_is_what_the_groups_promise() -> None:
+    names = {case.name for group in every(FULL) for case in group.cases}
+    for size in ("16KiB", "32KiB", "64KiB", "256KiB", "1MiB"):
+        assert {f"raw_{size}", f"direct_{size}", f"relay_{size}"} <= names
+    for octets in (1200, 1452, 8952, LARGEST_DATAGRAM):
+        assert {f"{row}_{octets}B" for row in ("raw", "direct", "stock")} <= names
+    for count in (1, 8, 32, 160):
+        assert {f"raw_{count}streams", f"direct_{count}streams"} <= names
+    for count in (1, 4, 16):
+        assert {f"direct_{count}consumers", f"relay_{count}consumers"} <= names
+    for rtt in (1, 20, 80):
+        for loss in ("0.1", "1"):
+            assert f"direct_rtt{rtt}ms_loss{loss}pct" in names
+    assert {"growth_64MiB", "growth_1GiB", "growth_8GiB"} <= names
+
+
+def test_every_stack_and_role_is_there() -> None:
+    assert {role for pair in STACKS.values() for role in pair} | {"relay", "link"} == set(ROLES)
+    for where in ROLES.values():
+        module, _, name = where.partition(":")
+        if module in ("http", "redis_store"):
+            pytest.importorskip({"http": "aiohttp", "redis_store": "redis"}[module])
+        found = importlib.import_module(f"kvcs.bench.roles.{module}")
+        assert callable(getattr(found, name))
+
+
+# Targets
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_each_target_is_measured_by_a_full_run(target: object) -> None:
+    assert target in TARGETS
+    found = next(each for each in TARGETS if each is target)
+    [group] = chosen((found.group,), FULL)
+    assert found.ratios[0] in {ratio.name for ratio in group.ratios}
+
+
+def test_targets_are_those_that_were_set() -> None:
+    bounds = {target.name: (target.bound, target.at_most) for target in TARGETS}
+    assert bounds == {
+        "direct / raw, 1200 B datagrams": (0.90, False),
+        "direct / raw, largest datagrams": (0.75, False),
+        "direct / stock, 1452 B datagrams": (1.8, False),
+        "direct / aiomoqt": (1.8, False),
+        "one relay / aiomoqt's relay": (1.5, False),
+        "one relay / direct": (0.50, False),
+        "32 KiB objects / 1 MiB objects": (0.85, False),
+        "160 streams / 1 stream": (0.85, False),
+        "first layer / all 32 layers, queued": (0.0813, True),
+        "memory of a consumer / cache": (1.15, True),
+        "memory of a publisher that copies / cache": (1.15, True),
+        "memory of a publisher that lends / cache": (0.15, True),
+    }
+    assert LARGEST == LARGEST_DATAGRAM
+    assert set(TARGET_GROUPS) <= set(GROUPS)
+
+
+def test_the_median_decides_about_a_target() -> None:
+    least = next(target for target in TARGETS if not target.at_most)
+    most = next(target for target in TARGETS if target.at_most)
+    near = Spread(least.bound, 0.0, 99.0)
+    assert Reached(least, near).holds
+    assert not Reached(least, Spread(least.bound - 0.01, 0.0, 99.0)).holds
+    assert Reached(most, Spread(most.bound, 0.0, 99.0)).holds
+    assert not Reached(most, Spread(most.bound + 0.01, 0.0, 99.0)).holds
+    assert Reached(least, near).to_json() == {
+        "at_least": least.bound,
+        "median": least.bound,
+        "min": 0.0,
+        "max": 99.0,
+        "reached": True,
+    }
+
+
+# Floors
+
+
+def spreads(value: float) -> dict[str, Spread]:
+    """The same value for every floor."""
+    return {target.name: Spread.of([value]) for target in check.floors()}
+
+
+def test_every_floor_is_measured_by_the_check() -> None:
+    names = {ratio.name for ratio in check.group().ratios}
+    assert {target.name for target in check.floors()} == names
+
+
+def test_floors_leave_much_room_below_the_targets() -> None:
+    alike = {
+        "check_relay_over_direct": "one relay / direct",
+        "check_direct_1452B_over_stock": "direct / stock, 1452 B datagrams",
+        "check_160streams_over_1": "160 streams / 1 stream",
+        "check_32KiB_over_1MiB": "32 KiB objects / 1 MiB objects",
+    }
+    floors = {target.name: target.bound for target in check.floors()}
+    bounds = {target.name: target.bound for target in TARGETS}
+    for name, target in alike.items():
+        assert floors[name] <= 0.4 * bounds[target]
+
+
+def test_a_floor_breaks_when_even_the_better_round_is_beyond_it() -> None:
+    fine = spreads(0.0)
+    for target in check.floors():
+        fine[target.name] = Spread(target.bound, target.bound, target.bound)
+    assert check.broken(fine) == []
+    for target in check.floors():
+        worse = target.bound * (1.5 if target.at_most else 0.5)
+        noisy = Spread(worse, min(worse, target.bound), max(worse, target.bound))
+        assert check.broken({**fine, target.name: noisy}) == [], "one round was good enough"
+        [line] = check.broken({**fine, target.name: Spread(worse, worse, worse)})
+        assert line.startswith(f"{target.name} is {worse:.2f}, to be at ")
+
+
+def test_what_was_not_measured_does_not_pass() -> None:
+    lines = check.broken({})
+    assert len(lines) == len(check.floors())
+    assert all(line.endswith("was not measured") for line in lines)
+
+
+def test_a_ratio_of_nothing_is_nothing() -> None:
+    assert Ratio("x", "a", "b").of({"a": [], "b": []}) is None

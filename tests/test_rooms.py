@@ -81,6 +81,7 @@ ROOMS = {
     "integrations": Room(
         EVERYTHING, {"lmcache", "numpy", "structlog", "torch", "transformers", "vllm"}, set()
     ),
+    "bench": Room(EVERYTHING, ARRAYS | {"aiohttp", "aioquic", "matplotlib", "redis"}, set()),
     "cli": Room(EVERYTHING, {"cryptography", "numpy", "rich", "structlog", "typer"}, set()),
     "testing": Room(EVERYTHING, EVERYTHING, set()),
     "__init__": Room(EVERYTHING, set(), set()),

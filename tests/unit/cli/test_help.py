@@ -21,6 +21,7 @@ COMMANDS = [
     "ls",
     "plan",
     "demo",
+    "bench",
 ]
 FREE_LINES = {"publish", "subscribe", "fetch", "relay"}
 NETWORK = {"publish", "subscribe", "fetch", "ls", "inspect"}

@@ -12,7 +12,7 @@ from kvcs.moqt.events import GoawayReceived, RequestCancelled, SessionEstablishe
 from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
 from kvcs.moqt.requests import Request, State
 from kvcs.moqt.settings import Role, SessionSettings
-from kvcs.moqt.tokens import Token
+from kvcs.moqt.tokens import ResolvedToken, Token
 from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ def setup_options(role: Role, settings: SessionSettings) -> KeyValues:
     if role is Role.CLIENT and settings.authority:
         options.append((SetupOption.PATH, settings.path.encode()))
         options.append((SetupOption.AUTHORITY, settings.authority.encode()))
-    for value in settings.tokens:
-        options.append((SetupOption.AUTHORIZATION_TOKEN, Token.use_value(value).write()))
+    for shown in settings.tokens:
+        token = shown if isinstance(shown, ResolvedToken) else ResolvedToken(0, shown)
+        value = Token.use_value(token.value, token.token_type).write()
+        options.append((SetupOption.AUTHORIZATION_TOKEN, value))
     if settings.max_auth_token_cache_size:
         options.append((SetupOption.MAX_AUTH_TOKEN_CACHE_SIZE, settings.max_auth_token_cache_size))
     options.append((SetupOption.MAX_FILTER_RANGES, settings.max_filter_ranges))

@@ -80,7 +80,9 @@ class Offers:
         if parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
         scope = SCOPES[Scope.PUBLISH]
-        stated = Parameters(tuple(item for item in parameters.items if item[0] in scope))
+        stated = session.credentials.parameters(
+            Parameters(tuple(item for item in parameters.items if item[0] in scope))
+        )
 
         def message(request_id: int, largest: Location | None) -> messages.Publish:
             named = stated.replace(largest_object=largest)

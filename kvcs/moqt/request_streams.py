@@ -139,7 +139,7 @@ class RequestStreams:
             raise UsageError(
                 f"{MAX_WAITING_REQUESTS} requests wait for the peer's stream credit already"
             )
-        message = make(self._next_id)
+        message = self._session.credentials.added(make(self._next_id))
         frame = encode_message(message)
         request = Request(self._take_id(), KINDS[type(message)], -1, message, ours=True)
         self._by_id[request.request_id] = request

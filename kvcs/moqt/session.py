@@ -30,6 +30,7 @@ from kvcs.moqt.actions import (
 )
 from kvcs.moqt.asked_prefixes import AskedPrefixes
 from kvcs.moqt.control import ControlStreams
+from kvcs.moqt.credentials import Credentials
 from kvcs.moqt.data import ObjectDatagram, decode_datagram
 from kvcs.moqt.deliveries import Deliveries
 from kvcs.moqt.delivery import ObjectSender
@@ -83,6 +84,7 @@ class Session:
         """How often the peer reached which limit."""
         self.load = RequestLoad(self)
         self.tokens = TokenCache(self.settings.max_auth_token_cache_size)
+        self.credentials = Credentials()
         self.control = ControlStreams(self)
         self.requests = RequestStreams(self)
         self.requester = Requester(self)

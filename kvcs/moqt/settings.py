@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvcs.moqt.limits import EarlyLimits, SharedBudgets
+from kvcs.moqt.tokens import ResolvedToken
 
 DRAFT = 22
 """The draft of MOQT that we speak."""
@@ -34,8 +35,8 @@ class SessionSettings:
     implementation: str = "kvcs"
     """MOQT_IMPLEMENTATION."""
 
-    tokens: tuple[bytes, ...] = ()
-    """Values of AUTHORIZATION_TOKENs for the whole session (type 0, used once each)."""
+    tokens: tuple[bytes | ResolvedToken, ...] = field(default=(), repr=False)
+    """AUTHORIZATION_TOKENs for the whole session, used once each; octets alone are of type 0."""
 
     max_filter_ranges: int = 16
     """MAX_FILTER_RANGES we accept per subscription or fetch."""

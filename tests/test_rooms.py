@@ -82,7 +82,9 @@ ROOMS = {
         EVERYTHING, {"lmcache", "numpy", "structlog", "torch", "transformers", "vllm"}, set()
     ),
     "bench": Room(EVERYTHING, ARRAYS | {"aiohttp", "aioquic", "matplotlib", "redis"}, set()),
-    "cli": Room(EVERYTHING, {"cryptography", "numpy", "rich", "structlog", "typer"}, set()),
+    "cli": Room(
+        EVERYTHING, {"cryptography", "numpy", "rich", "structlog", "typer", "uvloop"}, set()
+    ),
     "testing": Room(EVERYTHING, EVERYTHING, set()),
     "__init__": Room(EVERYTHING, set(), set()),
     "__main__": Room({"cli"}, set(), set()),

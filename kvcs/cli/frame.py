@@ -12,7 +12,9 @@ import typer
 
 from kvcs.cli import logs
 from kvcs.cli.failures import ExitCode
+from kvcs.cli.loops import loop_factory
 from kvcs.cli.output import Output
+from kvcs.errors import UsageError
 
 P = ParamSpec("P")
 
@@ -74,11 +76,20 @@ def command(
 def run_async(body: Coroutine[Any, Any, None]) -> None:
     """Run an asynchronous command to its end; SIGTERM cancels it as SIGINT does.
 
+    The loop is uvloop's where that is installed; the environment variable KVCS_EVENT_LOOP may say
+    ``asyncio``.
+
     Raises:
+        UsageError: that variable asks for a loop that there is not.
         typer.Exit: the process was told to end.
         KeyboardInterrupt: SIGINT came.
     """
     terminated = False
+    try:
+        factory = loop_factory()
+    except UsageError:
+        body.close()
+        raise
 
     async def watched() -> None:
         task = asyncio.ensure_future(body)
@@ -96,7 +107,8 @@ def run_async(body: Coroutine[Any, Any, None]) -> None:
             loop.remove_signal_handler(signal.SIGTERM)
 
     try:
-        asyncio.run(watched())
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(watched())
     except asyncio.CancelledError:
         if not terminated:
             raise

@@ -1,15 +1,35 @@
-"""Certificates of the run, and a fixture that finds what a test leaves behind."""
+"""Certificates of the run, event loops, and a fixture that finds what a test leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
 from tests.certificates import Certified, PemFiles, make_ca, make_certificate, write_pem
+
+ON_EVERY_LOOP = ("test_udp", "test_aioquic_")
+"""Files whose tests run on each event loop: those of the transport."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """asyncio's own loop, and for the transport uvloop's, where it is installed."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.new_event_loop
+    }
+    if uvloop is not None and item.path.name.startswith(ON_EVERY_LOOP):
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories
 
 
 @pytest.fixture(scope="session")

@@ -227,14 +227,26 @@ async def test_a_cancelled_connect_leaves_nothing(files: PemFiles) -> None:
         silent.setblocking(False)
         server = await serve(files)
         task = asyncio.create_task(connect(server, port=silent.getsockname()[1]))
-        loop = asyncio.get_running_loop()
-        _, client = await loop.sock_recvfrom(silent, 65_535)
+        client = await sender(silent)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await end(server)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(client)  # the client's port is free again
+
+
+async def sender(sock: socket.socket) -> tuple[str, int]:
+    """Wait for a datagram; who sent it. (uvloop has no `sock_recvfrom`.)"""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        async with asyncio.timeout(20.0):
+            await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    address: tuple[str, int] = sock.recvfrom(65_535)[1]
+    return address
 
 
 # Ends

@@ -68,11 +68,16 @@ class Child:
 
 
 @asynccontextmanager
-async def child(role: str) -> AsyncIterator[Child]:
-    """Start a process of the bench; leaving the context waits for its end or ends it."""
+async def child(role: str, loop: str = "asyncio") -> AsyncIterator[Child]:
+    """Start a process of the bench; leaving the context waits for its end or ends it.
+
+    Args:
+        role: what it does, see `worker.ROLES`.
+        loop: what it runs on, "asyncio" or "uvloop".
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "kvcs.bench.worker", role),
+        *("-m", "kvcs.bench.worker", role, loop),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

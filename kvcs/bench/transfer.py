@@ -85,6 +85,9 @@ class Transfer:
     compute_ms: float = 0.0
     """What computing each layer takes in the producer."""
 
+    loop: Literal["asyncio", "uvloop"] = "asyncio"
+    """Event loop of every process."""
+
     @property
     def seconds(self) -> float:
         """Longest time that it may take."""
@@ -129,7 +132,10 @@ class _Stage:
         if transfer.link is not None:
             roles["link"] = "link"
         roles |= {f"receiver {number}": receiver for number in range(transfer.consumers)}
-        children = {name: await stack.enter_async_context(child(r)) for name, r in roles.items()}
+        children = {
+            name: await stack.enter_async_context(child(role, transfer.loop))
+            for name, role in roles.items()
+        }
         return cls(transfer, children)
 
     async def perform(

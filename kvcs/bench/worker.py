@@ -1,4 +1,4 @@
-"""One process of the bench: ``python -m kvcs.bench.worker ROLE``, started by `children`.
+"""One process of the bench: ``python -m kvcs.bench.worker ROLE LOOP``, started by `children`.
 
 It is given its options as the first line of standard input and then words, and tells events as
 JSON lines on standard output.
@@ -43,5 +43,12 @@ async def run(role: str) -> None:
         await play(parent, options)
 
 
+def main(role: str, loop: str) -> None:
+    """Play a role on asyncio's own loop, or on uvloop's."""
+    factory = None if loop == "asyncio" else import_module("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run(role))
+
+
 if __name__ == "__main__":
-    asyncio.run(run(sys.argv[1]))
+    main(*sys.argv[1:])

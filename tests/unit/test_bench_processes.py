@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvcs.bench.children import ChildFailed, child
-from kvcs.bench.groups import others
+from kvcs.bench.needs import needs
 from kvcs.bench.roles.link import Direction
 from kvcs.bench.roles.streaming import digest_of, layers_of
 from kvcs.bench.transfer import Certificates, Link, Transfer
@@ -71,15 +72,22 @@ async def test_every_kind_of_transfer_runs(certificates: Certificates, name: str
 @pytest.mark.slow
 async def test_http_runs(certificates: Certificates) -> None:
     pytest.importorskip("aiohttp")
-    run = others.needs(Transfer(workload=TINY, stack="http"), module="aiohttp")
+    run = needs(Transfer(workload=TINY, stack="http"), module="aiohttp")
     assert (await run(certificates, 0)).octets == 2 * MIB
+
+
+@pytest.mark.slow
+async def test_another_loop_runs(certificates: Certificates) -> None:
+    pytest.importorskip("uvloop")
+    found = await Transfer(workload=TINY, loop="uvloop").run(certificates)
+    assert found.digests_match is True
 
 
 @pytest.mark.slow
 async def test_redis_runs(certificates: Certificates) -> None:
     pytest.importorskip("redis")
     transfer = Transfer(workload=TINY, stack="redis", late=True)
-    if others.shutil.which("redis-server") is None:
+    if shutil.which("redis-server") is None:
         pytest.skip("there is no redis-server on PATH")
     assert (await transfer.run(certificates, 0)).octets == 2 * MIB
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcs.bench import plot
+from kvcs.bench import needs, plot
 from kvcs.bench.children import ChildFailed, Unavailable
 from kvcs.bench.figures import Process, Ratio, Sample
-from kvcs.bench.groups import others
 from kvcs.bench.measure import measure
 from kvcs.bench.peer import sample as peer_sample
 from kvcs.bench.plan import Case, Group, Scale
@@ -209,11 +208,11 @@ async def test_what_is_not_installed_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = Transfer(workload=Workload.of(32 * KIB, 2 * MIB), stack="redis")
-    monkeypatch.setattr(others.shutil, "which", lambda name: None)
-    run = others.needs(transfer, module="json", program="redis-server")
+    monkeypatch.setattr(needs.shutil, "which", lambda name: None)
+    run = needs.needs(transfer, module="json", program="redis-server")
     with pytest.raises(Unavailable, match="no redis-server on PATH"):
         await run(Certificates(tmp_path), 0)
-    monkeypatch.setattr(others, "find_spec", lambda name: None)
-    run = others.needs(transfer, module="redis", program="redis-server")
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    run = needs.needs(transfer, module="redis", program="redis-server")
     with pytest.raises(Unavailable, match="redis is not installed"):
         await run(Certificates(tmp_path), 0)

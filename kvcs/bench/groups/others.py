@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Awaitable, Callable
-from importlib.util import find_spec
 from typing import Final
 
 from kvcs.bench import peer
-from kvcs.bench.children import Unavailable
-from kvcs.bench.figures import Ratio, Sample
+from kvcs.bench.figures import Ratio
+from kvcs.bench.needs import needs
 from kvcs.bench.plan import Case, Group, Scale
-from kvcs.bench.transfer import Certificates, Transfer
+from kvcs.bench.transfer import Transfer
 from kvcs.bench.workload import KIB, MIB, Workload, size_name
 
 PEER_SIZES: Final = (32 * KIB, 256 * KIB)
 OTHER_SIZES: Final = (32 * KIB, MIB)
-
-Runner = Callable[[Certificates, int], Awaitable[Sample]]
 
 
 def aiomoqt(scale: Scale) -> Group:
@@ -80,16 +75,3 @@ def others(scale: Scale) -> Group:
             for other in ("tcp", "http", "redis")
         ]
     return Group("others", "beside TCP, HTTP and Redis, for honesty", cases, ratios)
-
-
-def needs(transfer: Transfer, *, module: str, program: str | None = None) -> Runner:
-    """A transfer that needs something which may not be installed."""
-
-    async def run(certificates: Certificates, seed: int) -> Sample:
-        if find_spec(module) is None:
-            raise Unavailable(f"{module} is not installed: pip install 'kvcs[bench]'")
-        if program is not None and shutil.which(program) is None:
-            raise Unavailable(f"there is no {program} on PATH")
-        return await transfer.run(certificates, seed)
-
-    return run

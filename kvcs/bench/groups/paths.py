@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from kvcs.bench.figures import Ratio
 from kvcs.bench.groups.sizes import BASE
+from kvcs.bench.needs import needs
 from kvcs.bench.plan import Case, Group, Scale
 from kvcs.bench.transfer import Link, Stack, Transfer
 from kvcs.bench.workload import MIB, Workload
@@ -85,6 +87,26 @@ def datagrams(scale: Scale) -> Group:
             Ratio(f"raw_{name}_over_stock", f"raw_{name}", f"stock_{name}"),
         ]
     return Group("datagrams", "goodput by datagram size, beside raw and stock", cases, ratios)
+
+
+def loops(scale: Scale) -> Group:
+    """The same transfers on asyncio's event loop and on uvloop's."""
+    cases: list[Case] = []
+    ratios: list[Ratio] = []
+    for size in (PLAIN_DATAGRAM, LARGEST_DATAGRAM):
+        octets = (scale.pick(32, 8) if size == PLAIN_DATAGRAM else scale.pick(64, 16)) * MIB
+        load = Workload.of(BASE, octets)
+        for row, stack in BARE:
+            plain, fast = (f"{row}_{size}B_{loop}" for loop in ("asyncio", "uvloop"))
+            transfer = _by(stack, workload=load, datagram=size)
+            label = f"{row}, datagrams of {size} octets"
+            quick = needs(replace(transfer, loop="uvloop"), module="uvloop", extra="uvloop")
+            cases += [
+                Case.of(plain, f"{label}, asyncio", transfer),
+                Case(fast, f"{label}, uvloop", quick),
+            ]
+            ratios.append(Ratio(f"{row}_{size}B_uvloop_over_asyncio", fast, plain))
+    return Group("loops", "goodput on uvloop, beside asyncio's own loop", cases, ratios)
 
 
 def loss(scale: Scale) -> Group:

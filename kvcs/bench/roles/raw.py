@@ -20,10 +20,7 @@ FIRST_STREAM: Final = 3
 
 def settings(options: dict[str, Any]) -> QuicSettings:
     """What kvcs would use, but for the protocol."""
-    size = options["datagram"]
-    if size is None:
-        return QuicSettings(alpn=ALPN)
-    return QuicSettings(alpn=ALPN, datagram_size=size)
+    return QuicSettings(alpn=ALPN, datagram_size=options["datagram"])
 
 
 class _End:

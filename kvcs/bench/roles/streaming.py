@@ -74,10 +74,7 @@ def digest_of(layers: Iterable[Pair]) -> str:
 
 def quic_of(options: dict[str, Any]) -> kvcs.QuicSettings:
     """Settings of the transport: the defaults, or one datagram size for every path."""
-    size = options["datagram"]
-    if size is None:
-        return kvcs.QuicSettings()
-    return kvcs.QuicSettings(datagram_size=size)
+    return kvcs.QuicSettings(datagram_size=options["datagram"])
 
 
 async def producer(parent: Parent, options: dict[str, Any]) -> None:

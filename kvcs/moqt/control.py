@@ -12,6 +12,7 @@ from kvcs.moqt.events import GoawayReceived, RequestCancelled, SessionEstablishe
 from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
 from kvcs.moqt.requests import Request, State
 from kvcs.moqt.settings import Role, SessionSettings
+from kvcs.moqt.states import ControlInput, Phase, next_phase
 from kvcs.moqt.tokens import ResolvedToken, Token
 from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
 
@@ -62,7 +63,12 @@ class ControlStreams:
         """Setup Options of the peer, once they are there."""
         self.goaway_sent = False
         self._reader = MessageReader(_FIRST, _LATER)
-        self._goaway_received = False
+        self._phase = Phase.AWAITING_SETUP
+
+    @property
+    def phase(self) -> Phase:
+        """Where the session stands."""
+        return Phase.CLOSED if self._session.closed else self._phase
 
     def open(self, stream_id: int) -> Send:
         """Our control stream begins with SETUP."""
@@ -145,7 +151,7 @@ class ControlStreams:
         if self.peers is None:
             self.peers = stream_id
         elif stream_id != self.peers:
-            raise ProtocolViolation("a second control stream")
+            self._step(ControlInput.OTHER, "a second control stream")
         established = False
         for message in self._reader.feed(data):
             if isinstance(message, messages.Goaway):
@@ -156,8 +162,19 @@ class ControlStreams:
                 established = True
         self._reader.check()
         if fin:
-            raise ProtocolViolation("the control stream was closed")
+            self.ended("the control stream was closed")
         return established
+
+    def ended(self, how: str) -> None:
+        """A control stream ended, which it must not while the session lives (§6.3).
+
+        Raises:
+            ProtocolViolation: always; ``how`` says what happened.
+        """
+        self._step(ControlInput.ENDED, how)
+
+    def _step(self, what: ControlInput, text: str) -> None:
+        self._phase = next_phase(self.phase, what, text)
 
     def _take_setup(self, setup: messages.Setup) -> None:
         session = self._session
@@ -168,6 +185,7 @@ class ControlStreams:
             # SETUP has no reply that could refuse it.
             code = _TOKEN_CODES.get(exc.code, SessionCode.UNAUTHORIZED)
             raise SessionError(exc.reason, code) from exc
+        self._step(ControlInput.SETUP, "a second SETUP")
         self.peer_options = setup.options
         session.emit(SessionEstablished(setup.options, tokens))
 
@@ -178,11 +196,11 @@ class ControlStreams:
             ProtocolViolation: it is the second one there, or a client names a New Session URI.
         """
         if request is None:
-            repeated, self._goaway_received = self._goaway_received, True
-        else:
-            repeated, request.goaway_received = request.goaway_received, True
-        if repeated:
+            self._step(ControlInput.GOAWAY, "a second GOAWAY")
+        elif request.goaway_received:
             raise ProtocolViolation("a second GOAWAY")
+        else:
+            request.goaway_received = True
         if goaway.new_session_uri and self._session.role is Role.SERVER:
             raise ProtocolViolation("a client's GOAWAY has a New Session URI")
         request_id = None

@@ -46,6 +46,7 @@ from kvcs.moqt.limits import EarlyLimits, Limit, LimitCounters, SharedBudgets
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.properties import KeyValues, check_object_properties
 from kvcs.moqt.rules import TrackRules
+from kvcs.moqt.states import DataStreamInput, DataStreamState, next_state
 from kvcs.moqt.wire import NeedMore, Reader
 
 __all__ = ["DataStreams", "Expected", "ReceiverHost"]
@@ -55,6 +56,10 @@ MAX_UNENDED_STREAMS = 4096
 
 UNENDED_SECONDS = 10.0
 """How long they may be more: many may be stopped at once, and each takes a round trip."""
+
+
+_HEADER = DataStreamState.HEADER
+_DISCARDED = DataStreamState.DISCARDED
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +80,7 @@ class _Stream:
     """When its first octets came, or when it was stopped."""
 
     fin: bool = False
-    discarded: bool = False
+    state: DataStreamState = DataStreamState.HEADER
     last: Location | None = None
     """Location of the last Object or marker."""
 
@@ -217,7 +222,7 @@ class DataStreams:
         if stream is None:
             stream = self._streams[stream_id] = _Stream(stream_id)
         stream.fin = fin
-        if stream.header is not None or stream.discarded:
+        if stream.state is not _HEADER:
             self._continue(stream, memoryview(data))
             return True
         octets = stream.head + data if stream.head else data
@@ -230,7 +235,7 @@ class DataStreams:
             stream.head = octets  # a few octets: `read_stream_header` bounds what it waits for
             if fin:
                 self._leave_early(stream, 0)
-                del self._streams[stream_id]
+                self._end(stream, DataStreamInput.FIN)
             else:
                 self._enter_early(stream, now)
             return True
@@ -239,7 +244,7 @@ class DataStreams:
         stream.head = b""
         if isinstance(header, PaddingHeader):
             self._leave_early(stream, 0)
-            self._read_over(stream)
+            self._read_over(stream, DataStreamInput.PADDING)
         else:
             stream.header = header
             self._route(stream, header, now)
@@ -254,11 +259,12 @@ class DataStreams:
 
     def reset(self, stream_id: int, code: int) -> None:
         """The peer reset a stream; a partial Object is dropped."""
-        stream = self._streams.pop(stream_id, None)
+        stream = self._streams.get(stream_id)
         if stream is None:
             return
-        self._unended.pop(stream, None)
-        if not stream.discarded:
+        was_read_over = stream.state is _DISCARDED
+        self._end(stream, DataStreamInput.RESET)
+        if not was_read_over:
             self._leave_early(stream, len(stream.early))
             self._ended(stream, code)
 
@@ -274,6 +280,11 @@ class DataStreams:
         end = datagram.end_of_group and not expected.filtered
         if self._check(expected, datagram.header, end_of_group=end):
             self._host.emit(DatagramReceived(expected.request_id, datagram))
+
+    def state(self, stream_id: int) -> DataStreamState:
+        """Where a unidirectional stream of the peer stands; ENDED for one that is not known."""
+        stream = self._streams.get(stream_id)
+        return DataStreamState.ENDED if stream is None else stream.state
 
     def clear(self) -> None:
         """The session is over."""
@@ -344,10 +355,11 @@ class DataStreams:
             else:
                 # Its request may just be gone, or this is a second stream of it: no reason to
                 # close the session (§11.4).
-                self._drop(stream, StreamCode.CANCELLED)
+                self._drop(stream, StreamCode.CANCELLED, DataStreamInput.REFUSED)
             return
         bound = self._aliases.get(header.track_alias)
         if not bound:
+            stream.state = next_state(stream.state, DataStreamInput.UNROUTED)
             self._enter_early(stream, now)
             return
         expected = bound[0]
@@ -360,6 +372,9 @@ class DataStreams:
         header = stream.header
         assert header is not None
         self._leave_early(stream, 0)
+        early = stream.state is DataStreamState.EARLY
+        what = DataStreamInput.BOUND if early else DataStreamInput.ROUTED
+        stream.state = next_state(stream.state, what)
         stream.expected = expected
         if isinstance(header, FetchHeader):
             _, group_order = self._fetches.pop(header.request_id)
@@ -372,10 +387,9 @@ class DataStreams:
         self._host.emit(DataStreamOpened(expected.request_id, stream.stream_id, header))
 
     def _continue(self, stream: _Stream, data: memoryview) -> None:
-        if stream.discarded:
+        if stream.state is _DISCARDED:
             if stream.fin:
-                self._streams.pop(stream.stream_id, None)
-                self._unended.pop(stream, None)
+                self._end(stream, DataStreamInput.FIN)
         elif stream.expected is None:
             stream.early += data
             self._early_octets += len(data)
@@ -411,7 +425,7 @@ class DataStreams:
 
     def _parse(self, stream: _Stream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
-        if stream.discarded or parser is None or expected is None or not len(data):
+        if stream.state is _DISCARDED or parser is None or expected is None or not len(data):
             return
         emit = self._host.emit
         request_id, stream_id = expected.request_id, stream.stream_id
@@ -439,8 +453,8 @@ class DataStreams:
     def _finish(self, stream: _Stream) -> None:
         parser, expected, header = stream.parser, stream.expected, stream.header
         assert parser is not None and expected is not None
-        parser.finish()
-        del self._streams[stream.stream_id]
+        parser.finish()  # raises for FIN_INSIDE
+        self._end(stream, DataStreamInput.FIN)
         expected.open_streams.discard(stream.stream_id)
         if isinstance(header, SubgroupHeader) and stream.last and not expected.filtered:
             assert stream.subgroup_id is not None
@@ -461,17 +475,24 @@ class DataStreams:
         self._host.emit(DataStreamEnded(expected.request_id, stream.stream_id, code))
         self._host.stream_ended(expected)
 
-    def _drop(self, stream: _Stream, code: int) -> None:
+    def _end(self, stream: _Stream, what: DataStreamInput) -> None:
+        """The peer has ended a stream: it is forgotten."""
+        stream.state = next_state(stream.state, what)
+        self._streams.pop(stream.stream_id, None)
+        self._unended.pop(stream, None)
+
+    def _drop(
+        self, stream: _Stream, code: int, what: DataStreamInput = DataStreamInput.GIVEN_UP
+    ) -> None:
         """Stop a stream and read over what still comes of it."""
+        self._read_over(stream, what)
         if stream.fin:
-            stream.discarded = True
-            self._streams.pop(stream.stream_id, None)
+            self._end(stream, DataStreamInput.FIN)
         else:
-            self._read_over(stream)
             self._host.stop_stream(stream.stream_id, code)
 
-    def _read_over(self, stream: _Stream) -> None:
+    def _read_over(self, stream: _Stream, what: DataStreamInput) -> None:
         """Discard what comes of a stream until it ends."""
-        stream.discarded = True
+        stream.state = next_state(stream.state, what)
         stream.since = self.heard_at
         self._unended[stream] = None

@@ -27,6 +27,7 @@ from kvcs.moqt.requests import (
     State,
 )
 from kvcs.moqt.settings import Role
+from kvcs.moqt.states import RequestStreamState
 from kvcs.moqt.wire import TYPE_IDS, MessageReader, Octets, encode_message
 
 if TYPE_CHECKING:
@@ -289,6 +290,17 @@ class RequestStreams:
                 arriving = self._arrive(stream_id)
             if arriving is not None:
                 arriving.stopped = code
+
+    def state(self, stream_id: int) -> RequestStreamState:
+        """Where a bidirectional stream of the peer stands; ENDED for one that is not known."""
+        if stream_id in self._arriving:
+            held = self._session.peer_options is None
+            return RequestStreamState.HELD if held else RequestStreamState.PARTIAL
+        if stream_id in self._given_up:
+            return RequestStreamState.GIVEN_UP
+        if stream_id in self._by_stream:
+            return RequestStreamState.REQUEST
+        return RequestStreamState.ENDED
 
     def check_peer_id(self, request_id: int) -> None:
         """Hold a Request ID of the peer to §6.4.2.1.

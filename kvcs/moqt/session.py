@@ -34,7 +34,7 @@ from kvcs.moqt.credentials import Credentials
 from kvcs.moqt.data import ObjectDatagram, decode_datagram
 from kvcs.moqt.deliveries import Deliveries
 from kvcs.moqt.delivery import ObjectSender
-from kvcs.moqt.errors import ProtocolViolation, SessionCode
+from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event, SessionClosed
 from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.load import RequestLoad
@@ -351,7 +351,7 @@ class Session:
         if not stream_id & 2:
             self.requests.reset(stream_id, code)
         elif stream_id == self.control.peers:
-            raise ProtocolViolation("the control stream was reset")
+            self.control.ended("the control stream was reset")
         else:
             self.data_streams.reset(stream_id, code)
 
@@ -359,7 +359,7 @@ class Session:
         if not stream_id & 2:
             self.requests.stopped(stream_id, code)
         elif stream_id == self.control.ours:
-            raise ProtocolViolation("STOP_SENDING for the control stream")
+            self.control.ended("STOP_SENDING for the control stream")
         else:
             sender = self._senders.pop(stream_id, None)
             if sender is not None:

@@ -18,6 +18,7 @@ from kvcs.quic.answers import Answerer, Answers, Handler, PeerRequest, UpdateHan
 from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
 from kvcs.quic.replies import Replies, Reply
+from kvcs.quic.stream_wait import StreamWait
 from kvcs.quic.transport import Transport, TransportStats
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Connection:
         self._timer_due: float | None = None
         self._pumping = False
         self._log = _log.bind(peer=self.peer, role=role.value)
+        self._stream_wait = StreamWait(self._loop, self._log)
 
     # What users of the connection call
 
@@ -316,6 +318,7 @@ class Connection:
             if handle is not None:
                 handle.cancel()
         self._pump_handle = self._timer = None
+        self._stream_wait.stop()
 
     # Inner workings
 
@@ -339,6 +342,8 @@ class Connection:
         finally:
             self._pumping = False
         self.transport.flush()
+        if not self._transport_gone.is_set():
+            self._stream_wait.look(self.core.scheduler.waiting_for_streams)
         self._arm()
         self._pumped.set()
 
@@ -359,6 +364,8 @@ class Connection:
 
     def _send(self, action: Send) -> None:
         transport = self.transport
+        if action.stream_id & 2:
+            self._stream_wait.sent(action.stream_id)
         if not action.data:
             transport.send(action.stream_id, b"", action.fin)
             return

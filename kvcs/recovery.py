@@ -175,6 +175,12 @@ class Recovery:
         self._bound = reason
         self._arm()
 
+    def forget(self) -> None:
+        """What lacks is asked for in another way: forget what was lost, and what was tried."""
+        self.stop()
+        self._lost.clear()
+        self._failure = self._bound = ""
+
     def stop(self) -> None:
         """End: it is all there, or nobody waits any more."""
         if self._timer is not None:

@@ -20,7 +20,7 @@ from kvcs.observe import get_logger
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.origin import Origin
-from kvcs.quic.reconnect import Reconnect
+from kvcs.quic.reconnect import INITIAL_SECONDS, Reconnect
 
 _log = get_logger("kvcs.quic")
 
@@ -132,8 +132,11 @@ class Link:
 
     # Life
 
-    async def start(self) -> Connection:
+    async def start(self, initial: float | None = None) -> Connection:
         """Open the first session, and keep one from then on.
+
+        Args:
+            initial: seconds for which it is tried for again where nobody listens yet.
 
         Raises:
             CertificateError: the peer's certificate does not verify.
@@ -141,7 +144,7 @@ class Link:
             ConnectionClosed: the peer closed before its SETUP.
             UsageError: a setting cannot be used.
         """
-        until = self._loop.time() + self.policy.initial
+        until = self._loop.time() + (INITIAL_SECONDS if initial is None else initial)
         while True:
             try:
                 connection = await self._open_session(self._home, link=self, origin=self.origin)

@@ -13,6 +13,9 @@ from kvcs.errors import ConnectionClosed, RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import TrackNamespace, is_prefix, overlaps
+from kvcs.quic.chance import new_chance
+from kvcs.quic.reconnect import retry_seconds
+from kvcs.quic.replies import refusal
 
 if TYPE_CHECKING:
     from kvcs.quic.connection import Connection
@@ -22,6 +25,10 @@ OVERLAP_TRIES = 5
 
 OVERLAP_PAUSE = 0.05
 """Seconds before the first such try again; doubles."""
+
+
+RETRIES = 8
+"""Tries of a SUBSCRIBE_NAMESPACE that is refused with a Retry Interval."""
 
 
 class NamespaceWatch:
@@ -74,6 +81,7 @@ class Namespaces:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._shared: list[_Shared] = []
+        self._chance = new_chance()
 
     def watch(self, prefix: TrackNamespace) -> NamespaceWatch:
         """Watch a prefix; `release` the watch when it is no longer needed."""
@@ -165,7 +173,14 @@ class Namespaces:
             shared.tries += 1
             asyncio.get_running_loop().call_later(pause, self._request, shared)
             return
-        self._fail(shared, RequestError(error.reason, error.error_code))
+        refused = refusal(error)
+        if refused.retry_after_ms is not None and shared.tries < RETRIES:
+            shared.request_id = None
+            shared.tries += 1
+            pause = retry_seconds(refused.retry_after_ms, self._chance)
+            asyncio.get_running_loop().call_later(pause, self._request, shared)
+            return
+        self._fail(shared, refused)
 
     def _fail(self, shared: _Shared, error: Exception) -> None:
         if shared in self._shared:

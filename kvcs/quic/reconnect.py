@@ -16,9 +16,10 @@ class Reconnect:
         UsageError: a value cannot be used.
     """
 
-    initial: float = 3.0
-    """How long the first session is tried for again where nobody listens yet; 0 fails at once. A
-    certificate that does not verify always does."""
+    initial: float | None = None
+    """How long the first session is tried for again where nobody listens yet; 0 fails at once. By
+    default 3 s, and no longer than the transport's `connect_timeout`. A certificate that does not
+    verify always fails at once."""
 
     deadline: float | None = 60.0
     """Within this time after a loss there must be a session again, else it is given up; None tries
@@ -53,8 +54,9 @@ class Reconnect:
 
     def __post_init__(self) -> None:
         for name in ("initial", "settled", "leave", "linger"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise UsageError(f"{name} must not be negative, not {value}")
         for name in ("first_pause", "max_pause"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0 s, not {getattr(self, name)}")
@@ -78,6 +80,9 @@ class Reconnect:
         longest = min(self.max_pause, self.first_pause * 2.0 ** min(tries - 1, 32))
         return longest * (1 - self.jitter * chance.random())
 
+
+INITIAL_SECONDS = 3.0
+"""How long the first session is tried for unless something else is said."""
 
 DEFAULT_RECONNECT = Reconnect()
 """What `kvcs.connect` does unless it is told otherwise."""

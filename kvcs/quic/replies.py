@@ -33,6 +33,10 @@ class Replies:
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Reply]] = {}
 
+    def __len__(self) -> int:
+        """How many wait now."""
+        return len(self._futures)
+
     async def wait(self, request_id: int) -> Reply:
         """Wait for the answer to a request of ours.
 

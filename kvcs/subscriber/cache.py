@@ -14,17 +14,21 @@ from kvcs.errors import (
     PublicationError,
     UsageError,
 )
-from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, lookup
+from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry, lookup
 from kvcs.kv.tracks import PublicationNamespace
-from kvcs.moqt.names import TrackNamespace
+from kvcs.moqt.names import Location, TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.recovery import EVERYTHING, Recovery, Span
+from kvcs.subscriber.layers import Layers
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.passage import Passage
 from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.reception import Reception
 from kvcs.subscriber.reception import Retrieve as Retrieve
 from kvcs.subscriber.report import CacheProgress, CacheReport
+from kvcs.subscriber.requests import choose_tracks
+from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.silence import Silence
 
@@ -48,6 +52,7 @@ class Cache:
     def __init__(
         self,
         follower: ManifestFollower,
+        routes: Routes,
         prefix: Prefix,
         ledger: Ledger,
         settings: SubscriberSettings,
@@ -58,22 +63,11 @@ class Cache:
     ) -> None:
         self.prefix = prefix
         self.namespace: TrackNamespace = follower.namespace
-        self._connection = follower.connection
         self._settings = settings
         self._selective = (
             ledger.blocks < prefix.blocks or len(ledger.layers) < prefix.descriptor.layers
         )
         self._ledger = ledger
-        self._reception = Reception(
-            follower.connection,
-            follower.namespace,
-            ledger,
-            self,
-            subscriber_priority=settings.subscriber_priority,
-            retrieve=retrieve,
-            selective=self._selective,
-        )
-        self._follower = follower
         self._loop = asyncio.get_running_loop()
         self._opened_at = opened_at
         self._manifest_at = self._loop.time()
@@ -84,9 +78,11 @@ class Cache:
         self._closed = False
         self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
         self._completion: asyncio.Future[None] = self._loop.create_future()
-        self._end = Silence(self._reception, settings.stall, self._nothing_more, self._at_end)
-        self._quiet = Silence(self._reception, settings.quiet, self._lacks_listed, self._at_quiet)
         self._recovery = Recovery(self, settings)
+        self._passage = Passage(
+            self, routes, follower, settings, retrieve=retrieve, selective=self._selective
+        )
+        self._end, self._quiet = self._listeners()
         self._deadline = self._loop.call_at(deadline_at, self._deadline_passed)
         self._deadline_seconds = deadline_at - opened_at
 
@@ -128,7 +124,7 @@ class Cache:
 
     def __aiter__(self) -> AsyncIterator[LayerTensors]:
         """Every selected layer, in order, each as soon as it is whole; then `complete`."""
-        return _Layers(self)
+        return Layers(self.layers, self)
 
     async def complete(self) -> None:
         """Wait until every selected layer is whole and the manifest says that its segments are.
@@ -188,7 +184,7 @@ class Cache:
     def report(self) -> CacheReport:
         """What the retrieval was, so far."""
         ledger, counters = self._ledger, self._ledger.counters
-        tracks = ledger.tracks
+        tracks, follower = ledger.tracks, self._passage.leg.follower
 
         def since(when: float | None) -> float | None:
             return None if when is None else when - self._opened_at
@@ -204,9 +200,10 @@ class Cache:
             tensor_octets=counters.verified_octets,
             duplicates=counters.duplicates,
             rejected=dict(counters.rejected),
-            signed_by=None if self._follower.signed is None else self._follower.signed.kid,
-            manifest_versions=self._follower.versions,
+            signed_by=None if follower.signed is None else follower.signed.kid,
+            manifest_versions=follower.versions,
             refetches=self._recovery.fetches,
+            moves=self._passage.moves,
             open_seconds=self._manifest_at - self._opened_at,
             first_layer_seconds=since(self._first_at),
             last_layer_seconds=since(self._last_at),
@@ -221,7 +218,7 @@ class Cache:
             PublicationError: the manifest covers nothing of the prefix, or has no track that can
                 be read here.
         """
-        follower = self._follower
+        follower = self._passage.leg.follower
         manifest = follower.manifest
         assert manifest is not None
         follower.on_manifest = self._apply
@@ -235,8 +232,7 @@ class Cache:
             return
         self._closed = True
         self._recovery.stop()
-        self._follower.stop()
-        self._reception.cancel()
+        self._passage.close()
         self._end.stop()
         self._quiet.stop()
         self._deadline.cancel()
@@ -245,15 +241,7 @@ class Cache:
         self._release_waiters(self._error)
         self._log_end()
 
-    def follower_changed(self) -> None:
-        """The manifest ended or failed."""
-        error = self._follower.error
-        if error is not None:
-            self.failed(error)
-        elif self._follower.ended:
-            self._end.listen()
-
-    # Taker: what receivers tell
+    # Traveller: what its legs tell
 
     def verified(self) -> None:
         """An Object was verified; hand out layers that are whole now."""
@@ -272,15 +260,13 @@ class Cache:
 
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
         """Objects are owed again: fetch them."""
-        if not self._closed and self._error is None:
+        if not self._closed and self._error is None and not self._passage.lost:
             self._recovery.lost(track, span, reason)
 
     def dropped(self, track: DataTrack, reason: str) -> None:
         """The peer serves a subscription no longer: make another, if more is to be published."""
         if not self._closed and self._error is None:
-            entry = self.manifest.segments[track.segment]
-            missing = self._recovery.first_missing(track)
-            self._reception.dropped(track, entry, missing, reason)
+            self._reception.dropped(track, self.entry(track), self.first_missing(track), reason)
 
     def track_changed(self, track: DataTrack) -> None:
         """Less comes of itself on a track than before: look what lacks."""
@@ -300,14 +286,50 @@ class Cache:
             error, PublicationAborted
         )
         self._recovery.stop()
+        self._passage.settled()
         self._release_waiters(error)
+
+    def manifest_ended(self) -> None:
+        """No newer manifest comes."""
+        self._end.listen()
+
+    def between(self) -> None:
+        """The session is lost; the next one is asked for all that lacks."""
+        self._recovery.forget()
+
+    def moved(self) -> None:
+        """Another session serves the cache now, and was asked for all that lacks."""
+        self._recovery.forget()
+        self._end.stop()
+        self._quiet.stop()
+        self._end, self._quiet = self._listeners()
+        self._end.listen()
+        self._quiet.listen()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is wanted: all is there, it failed, or it was closed."""
+        return self._closed or self._error is not None or self._is_complete()
+
+    @property
+    def manifest_is_final(self) -> bool:
+        """Whether the newest manifest covers all that is wanted, and is complete."""
+        return self.manifest.complete and self._ledger.covered == self._ledger.blocks
+
+    def entry(self, track: DataTrack) -> SegmentEntry:
+        """The segment of a track, as the newest manifest has it."""
+        return self.manifest.segments[track.segment]
+
+    def first_missing(self, track: DataTrack) -> Location | None:
+        """The first Location of a track that is not there; None where all of it is."""
+        return self._recovery.first_missing(track)
 
     # What Recovery calls
 
     @property
     def connection(self) -> Connection:
-        """The session that serves the cache."""
-        return self._connection
+        """The session that serves the cache, or did last."""
+        return self._passage.leg.connection
 
     @property
     def ledger(self) -> Ledger:
@@ -332,13 +354,27 @@ class Cache:
 
     # Inner workings
 
+    @property
+    def _reception(self) -> Reception:
+        return self._passage.leg.reception
+
+    def _listeners(self) -> tuple[Silence, Silence]:
+        """What notices that nothing more comes, and that what is listed does not."""
+        settings, reception = self._settings, self._reception
+        return (
+            Silence(reception, settings.stall, self._nothing_more, self._at_end),
+            Silence(reception, settings.quiet, self._lacks_listed, self._at_quiet),
+        )
+
     def _apply(self, manifest: Manifest) -> None:
         try:
             self._ledger.apply_manifest(manifest)
             for entry in manifest.covering(self.prefix)[len(self._segments()) :]:
                 if self._ledger.covered >= self._ledger.blocks:
                     break
-                self._reception.add_segment(entry)
+                tracks = choose_tracks(entry)
+                self._ledger.add_segment(tracks, entry.blocks)
+                self._passage.begin(tracks, entry)
         except PublicationError as exc:
             self.failed(exc)
             raise
@@ -374,16 +410,14 @@ class Cache:
         elif self._is_complete():
             self._completion.set_result(None)
             self._recovery.stop()
+            self._passage.settled()
             self._deadline.cancel()
-
-    def _is_over(self) -> bool:
-        return self._closed or self._error is not None or self._is_complete()
 
     def _nothing_more(self) -> bool:
         """Whether something lacks, and nothing more comes of itself: no Object, no segment."""
-        if self._is_over():
+        if self.is_over or self._passage.lost:
             return False
-        if self._ledger.covered < self._ledger.blocks and not self._follower.ended:
+        if self._ledger.covered < self._ledger.blocks and not self._passage.leg.follower.ended:
             return False
         return not self._reception.anything_comes(self.manifest)
 
@@ -399,7 +433,7 @@ class Cache:
 
     def _lacks_listed(self) -> bool:
         """Whether Objects lack that the newest manifest lists: they have been published."""
-        return not self._is_over() and any(
+        return not (self.is_over or self._passage.lost) and any(
             self._recovery.lacks(track, span)
             for track, span in self._reception.listed(self.manifest)
         )
@@ -444,23 +478,3 @@ class Cache:
             first_layer_seconds=report.first_layer_seconds,
             last_layer_seconds=report.last_layer_seconds,
         )
-
-
-class _Layers:
-    """Iterates over the layers of a cache.
-
-    Not a generator: one that is left half-way would be closed by the loop, later, in a task.
-    """
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self._left = iter(cache.layers)
-
-    def __aiter__(self) -> _Layers:
-        return self
-
-    async def __anext__(self) -> LayerTensors:
-        for index in self._left:
-            return await self._cache.layer(index)
-        await self._cache.complete()
-        raise StopAsyncIteration

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvcs.errors import PublicationError, PublicationNotFound
+from kvcs.errors import PublicationError, PublicationNotFound, Redirected
 from kvcs.kv import Prefix, PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
@@ -17,6 +17,9 @@ from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.settings import SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
+
+Follows = Callable[[Connection, TrackNamespace, Redirected], bool]
+"""Whether a redirect of a namespace subscription is to be followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Discovery:
         prefix: what is wanted; its own Anchor Key is asked for.
         settings: bounds and waits.
         authenticity: whose manifests count.
+        follows: whether a redirect of a session, for a namespace prefix, is to be followed.
     """
 
     def __init__(
@@ -57,7 +61,11 @@ class Discovery:
         prefix: Prefix,
         settings: SubscriberSettings,
         authenticity: Authenticity,
+        follows: Follows = lambda *_: False,
     ) -> None:
+        self.redirected_by: Connection | None = None
+        """The session whose redirect `choose` has raised."""
+        self._follows = follows
         self._sessions = sessions
         self._prefix = prefix
         self._settings = settings
@@ -86,7 +94,8 @@ class Discovery:
             PublicationNotFound: none was there in time; `absent` tells "nothing was announced"
                 from "unknown".
             ConnectionClosed: every session has ended.
-            RequestError: every session refused to tell.
+            RequestError: every session refused to tell; `Redirected` as soon as one of them names
+                another place, and `follows` wants it.
         """
         watches = {
             session: session.namespaces.watch(self._prefix.namespace_prefix())
@@ -116,6 +125,11 @@ class Discovery:
             best, settled = self._best(watches, now)
             if best is not None:
                 return best
+            for session, watch in watches.items():
+                error = watch.error
+                if isinstance(error, Redirected) and self._follows(session, watch.prefix, error):
+                    self.redirected_by = session
+                    raise error
             errors = [watch.error for watch in watches.values() if watch.error is not None]
             if len(errors) == len(watches):
                 raise errors[0]

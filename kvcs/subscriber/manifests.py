@@ -11,6 +11,7 @@ from kvcs.errors import (
     NotAuthentic,
     PublicationAborted,
     PublicationError,
+    Redirected,
     RequestError,
 )
 from kvcs.kv import (
@@ -32,12 +33,18 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
+from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
+from kvcs.quic.reconnect import retry_seconds
 from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.requests import follow
 from kvcs.subscriber.settings import SubscriberSettings
 
 THREAD_OCTETS = 1 << 20
 """Manifests of more octets than this are parsed in a thread, off the event loop."""
+
+MAX_TRIES = 8
+"""Subscriptions that are made because a peer asks for a retry, or sends elsewhere."""
 
 MAX_VERSIONS_ARRIVING = 4
 """Versions that arrive side by side; the oldest is dropped for a newer one."""
@@ -120,6 +127,7 @@ class ManifestFollower:
         self._name: bytes | None = None
         """The track, once it is known which of the two the publication has."""
         self._rendezvous = 0.0
+        self._chance = new_chance()
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -203,7 +211,6 @@ class ManifestFollower:
         return MANIFEST_COSE
 
     async def _subscribe(self, name: bytes, handler: Callable[[events.Event], None]) -> None:
-        connection = self.connection
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
             location_filter=LocationFilter.next_object(),
@@ -211,13 +218,26 @@ class ManifestFollower:
         )
         if self._rendezvous:
             parameters = parameters.replace(rendezvous_timeout=round(self._rendezvous * 1000))
-        connection.check_open()
-        request_id = connection.core.requester.subscribe(
-            FullTrackName(self.namespace, name), parameters
-        )
-        self._request_id = request_id
-        connection.handle(request_id, handler)
-        await connection.reply(request_id)
+        full_track_name = FullTrackName(self.namespace, name)
+        tries = 0
+        while True:
+            connection = self.connection
+            connection.check_open()
+            request_id = connection.core.requester.subscribe(full_track_name, parameters)
+            self._request_id = request_id
+            connection.handle(request_id, handler)
+            tries += 1
+            try:
+                await connection.reply(request_id)
+                return
+            except Redirected as exc:
+                if tries >= MAX_TRIES:
+                    raise
+                self.connection = await follow(exc, connection, full_track_name)
+            except RequestError as exc:
+                if exc.retry_after_ms is None or tries >= MAX_TRIES:
+                    raise
+                await asyncio.sleep(retry_seconds(exc.retry_after_ms, self._chance))
 
     def _fail(self, error: KvcsError) -> None:
         if self.error is None:

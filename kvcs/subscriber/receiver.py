@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcs.errors import KvcsError, ObjectError, PublicationAborted, PublicationError
+from kvcs.errors import (
+    KvcsError,
+    ObjectError,
+    PublicationAborted,
+    PublicationError,
+    RequestError,
+)
 from kvcs.kv import DataTrack, Ledger, Slot
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
@@ -17,6 +23,7 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus, RangeKind
 from kvcs.moqt.parameters import ParameterType
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
+from kvcs.quic.replies import refusal
 from kvcs.recovery import EVERYTHING, FetchEnd, Span
 
 _log = get_logger("kvcs.subscriber")
@@ -33,6 +40,12 @@ class Taker(Protocol):
 
     def dropped(self, track: DataTrack, reason: str) -> None:
         """The peer serves the subscription no longer, though the track goes on."""
+
+    def sent_away(self, uri: str) -> None:
+        """The peer wants a request made elsewhere, or anew where ``uri`` is empty (§9.2)."""
+
+    def refused(self, track: DataTrack, error: RequestError) -> bool:
+        """The peer refused the subscription; whether another one will be made."""
 
     def track_changed(self, track: DataTrack) -> None:
         """`TrackReceiver.filled` or `TrackReceiver.over` was set: look what lacks."""
@@ -111,6 +124,16 @@ class TrackReceiver:
         except PublicationError as exc:
             self._taker.failed(exc)
 
+    def drop(self) -> None:
+        """Give up what is on its way: nothing more comes over this session."""
+        for stream in self._streams.values():
+            stream.drop()
+        self._streams.clear()
+
+    def nothing_lacks(self) -> None:
+        """All that is wanted of the track is there already: it is not asked for."""
+        self.filled = self.over = True
+
     def start_again(self) -> None:
         """Another subscription of the track is about to be made."""
         self.filled = False
@@ -147,12 +170,16 @@ class TrackReceiver:
         elif isinstance(event, events.SessionClosed):
             self._taker.failed(self._connection.close_error())
         elif isinstance(event, events.RequestRefused):
+            if on_fetch_end is None and self._taker.refused(self.track, refusal(event.error)):
+                return
             error = event.error
             why = f"{self.track} was refused with {error.error_code:#x}: {error.reason}"
             self._request_ended(event.request_id, why, on_fetch_end, refused=True)
         elif isinstance(event, events.RequestCancelled):
             why = f"the peer ended the request of {self.track}"
             self._request_ended(event.request_id, why, on_fetch_end)
+        elif isinstance(event, events.GoawayReceived):
+            self._taker.sent_away(event.new_session_uri)
 
     def _subscribed(self, reply: SubscribeOk) -> None:
         self._largest = reply.parameters.get(ParameterType.LARGEST_OBJECT)

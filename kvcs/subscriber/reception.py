@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
+from kvcs.errors import RequestError
 from kvcs.kv import DataTrack, Ledger, Manifest, SegmentEntry
+from kvcs.moqt import events
 from kvcs.moqt.intervals import FIRST
 from kvcs.moqt.names import MAX_VI64, Location, TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
+from kvcs.quic.replies import refusal
 from kvcs.recovery import EVERYTHING, Span
 from kvcs.subscriber.receiver import Taker, TrackReceiver
-from kvcs.subscriber.requests import TrackRequests, choose_tracks
+from kvcs.subscriber.requests import Handler, TrackRequests
 
 _log = get_logger("kvcs.subscriber")
 
@@ -22,9 +25,12 @@ MAX_DROPS = 16
 Retrieve = Literal["auto", "subscribe", "fetch"]
 """How Objects are asked for: a subscription with a fill, a FETCH, or what fits."""
 
+Answered = Callable[[RequestError | None], None]
+"""Told the answer to a request: None where it was accepted."""
+
 
 class Reception:
-    """Asks for the data tracks of each segment and receives them.
+    """Asks for the data tracks of each segment over one session, and receives them.
 
     Args:
         connection: the session.
@@ -56,18 +62,47 @@ class Reception:
         self._receivers: dict[DataTrack, TrackReceiver] = {}
         self._drops = 0
 
-    def add_segment(self, entry: SegmentEntry) -> None:
-        """Ask for the tracks of the next segment.
+    def begin(self, track: DataTrack, entry: SegmentEntry) -> None:
+        """Ask for a track of which nothing is there yet; its segment is in the ledger."""
+        self._request(track, entry, self._receive(track))
 
-        Raises:
-            PublicationError: the segment has no track that can be read here.
+    def resume(
+        self,
+        track: DataTrack,
+        entry: SegmentEntry,
+        missing: Location | None,
+        rendezvous: float,
+        answered: Answered,
+    ) -> None:
+        """Ask for what lacks of a track that another session has brought a part of.
+
+        Args:
+            track: the track.
+            entry: its segment, as the newest manifest has it.
+            missing: the first Location that is not there; None where nothing lacks.
+            rendezvous: seconds that a relay should wait for the publisher.
+            answered: told what the peer has answered.
         """
-        tracks = choose_tracks(entry)
-        self._ledger.add_segment(tracks, entry.blocks)
-        for track in tracks:
-            receiver = TrackReceiver(self._connection, self._ledger, track, self._taker)
-            self._receivers[track] = receiver
-            self._request(track, entry, receiver)
+        receiver = self._receive(track)
+        if missing is None:
+            receiver.nothing_lacks()
+            answered(None)
+        else:
+            self._request(track, entry, receiver, missing, rendezvous, answered)
+
+    def ask_again(self, track: DataTrack, entry: SegmentEntry, missing: Location | None) -> None:
+        """Repeat a request that was refused for now."""
+        receiver = self._receivers[track]
+        if missing is None:
+            receiver.end()
+        else:
+            receiver.start_again()
+            self._request(track, entry, receiver, missing)
+
+    def _receive(self, track: DataTrack) -> TrackReceiver:
+        receiver = TrackReceiver(self._connection, self._ledger, track, self._taker)
+        self._receivers[track] = receiver
+        return receiver
 
     def receiver(self, track: DataTrack) -> TrackReceiver:
         """Receiver of a data track."""
@@ -126,10 +161,20 @@ class Reception:
         return sum(receiver.open_streams for receiver in self._receivers.values())
 
     def cancel(self) -> None:
-        """Cancel every request."""
+        """Cancel every request, and give up what is on its way."""
         self._requests.cancel()
+        for receiver in self._receivers.values():
+            receiver.drop()
 
-    def _request(self, track: DataTrack, entry: SegmentEntry, receiver: TrackReceiver) -> None:
+    def _request(
+        self,
+        track: DataTrack,
+        entry: SegmentEntry,
+        receiver: TrackReceiver,
+        start: Location | None = None,
+        rendezvous: float = 0.0,
+        answered: Answered | None = None,
+    ) -> None:
         if self._retrieve == "fetch" or (
             self._retrieve == "auto" and self._selective and entry.complete
         ):
@@ -143,7 +188,31 @@ class Reception:
                 self._ledger.layers,
                 self.blocks_wanted(entry),
                 entry.blocks,
-                lambda event: receiver.take(event, ended),
+                self._watched(lambda event: receiver.take(event, ended), answered),
+                start=start,
             )
         else:
-            self._requests.subscribe(track, receiver.take)
+            self._requests.subscribe(
+                track,
+                self._watched(receiver.take, answered),
+                start=FIRST if start is None else start,
+                rendezvous=rendezvous,
+            )
+
+    def _watched(self, deliver: Handler, answered: Answered | None) -> Handler:
+        """A handler that tells of the answer, and is out of the way after it."""
+        if answered is None:
+            return deliver
+
+        def first(event: events.Event) -> None:
+            if isinstance(event, events.RequestRefused):
+                answered(refusal(event.error))
+                return
+            accepted = isinstance(event, events.RequestAccepted)
+            if isinstance(event, events.RequestAccepted):
+                self._connection.handle(event.request_id, deliver)
+            deliver(event)
+            if accepted:
+                answered(None)
+
+        return first

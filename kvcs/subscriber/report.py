@@ -73,6 +73,9 @@ class CacheReport:
     refetches: int
     """FETCHes made in recovery."""
 
+    moves: int
+    """Times that it went on over another session, or anew over the same one."""
+
     open_seconds: float
     """From `open` to the first manifest."""
 

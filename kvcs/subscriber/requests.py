@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvcs.errors import PublicationError
+from kvcs.errors import KvcsError, PublicationError, Redirected
 from kvcs.kv import Component, DataTrack, SegmentEntry, codec_names, lookup
 from kvcs.moqt import events
 from kvcs.moqt.filters import LocationFilter, RangeFilter
@@ -40,6 +40,31 @@ def choose_tracks(entry: SegmentEntry) -> list[DataTrack]:
     )
 
 
+def may_follow(redirect: Redirected, connection: Connection, name: FullTrackName) -> bool:
+    """Whether a redirect of a track is one to another relay, for the very same track.
+
+    Another Full Track Name is another publication or another track: what it has must not be
+    combined with what is here (KVCS "Verification and Recovery").
+    """
+    same = FullTrackName(redirect.namespace, redirect.track_name) == name
+    return same and bool(redirect.uri) and connection.link is not None
+
+
+async def follow(redirect: Redirected, connection: Connection, name: FullTrackName) -> Connection:
+    """The session that a redirect of a track leads to; opened, or used again (MOQT §9.4).
+
+    Raises:
+        Redirected: the redirect itself, where it cannot be followed.
+    """
+    link = connection.link
+    if link is None or not may_follow(redirect, connection, name):
+        raise redirect
+    try:
+        return await link.elsewhere(redirect.uri)
+    except KvcsError as exc:
+        raise redirect from exc
+
+
 class TrackRequests:
     """The requests that one retrieval makes for data tracks.
 
@@ -57,7 +82,14 @@ class TrackRequests:
         self._priority = subscriber_priority
         self._request_ids: list[int] = []
 
-    def subscribe(self, track: DataTrack, handler: Handler, *, start: Location = FIRST) -> None:
+    def subscribe(
+        self,
+        track: DataTrack,
+        handler: Handler,
+        *,
+        start: Location = FIRST,
+        rendezvous: float = 0.0,
+    ) -> int:
         """Ask for Next Object and a fill from 0/0: every Object exactly once (KVCS "Retrieval
         during Production").
 
@@ -65,6 +97,10 @@ class TrackRequests:
             track: the data track.
             handler: takes the events.
             start: where the fill begins, if what lies before it is there.
+            rendezvous: seconds that a relay which knows no publisher yet should wait for one.
+
+        Returns:
+            The Request ID.
         """
         parameters = Parameters.of(
             subscriber_priority=self._priority,
@@ -72,12 +108,21 @@ class TrackRequests:
             location_filter=LocationFilter.next_object(),
             fill_parameters=Parameters.of(location_filter=LocationFilter.absolute_start(*start)),
         )
+        if rendezvous:
+            parameters = parameters.replace(rendezvous_timeout=round(rendezvous * 1000))
         request_id = self._connection.core.requester.subscribe(self._name(track), parameters)
-        self._follow(request_id, handler)
+        return self._follow(request_id, handler)
 
     def fetch(
-        self, track: DataTrack, layers: range, blocks: int, all_blocks: int, handler: Handler
-    ) -> None:
+        self,
+        track: DataTrack,
+        layers: range,
+        blocks: int,
+        all_blocks: int,
+        handler: Handler,
+        *,
+        start: Location | None = None,
+    ) -> int:
         """Ask for what is there of some layers, and for their first blocks alone where the peer
         can filter (KVCS "Retrieval of Completed Caches").
 
@@ -87,16 +132,21 @@ class TrackRequests:
             blocks: how many leading blocks are wanted.
             all_blocks: how many the segment has.
             handler: takes the events.
+            start: where to begin, if what lies before it is there.
+
+        Returns:
+            The Request ID.
         """
+        first = Location(layers[0], 0) if start is None else start
         requester = self._connection.core.requester
         parameters = Parameters.of(
             subscriber_priority=self._priority,
             group_order=GroupOrder.ASCENDING,
-            location_filter=LocationFilter.group_end(layers[0], 0, layers[-1]),
+            location_filter=LocationFilter.group_end(first.group, first.object, layers[-1]),
         )
         if blocks < all_blocks and requester.peer_filter_ranges >= 1:
             parameters = parameters.replace(objectid_filter=[RangeFilter(0, ((0, blocks - 1),))])
-        self._follow(requester.fetch(self._name(track), parameters), handler)
+        return self._follow(requester.fetch(self._name(track), parameters), handler)
 
     def cancel(self) -> None:
         """Cancel every request; quiet for those that are over."""
@@ -104,9 +154,10 @@ class TrackRequests:
             self._connection.cancel(request_id)
         self._request_ids.clear()
 
-    def _follow(self, request_id: int, handler: Handler) -> None:
+    def _follow(self, request_id: int, handler: Handler) -> int:
         self._request_ids.append(request_id)
         self._connection.handle(request_id, handler)
+        return request_id
 
     def _name(self, track: DataTrack) -> FullTrackName:
         return FullTrackName(self._namespace, track.name)

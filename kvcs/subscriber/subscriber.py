@@ -8,27 +8,29 @@ from contextlib import asynccontextmanager
 from typing import get_args
 
 from kvcs.errors import (
-    ConnectionClosed,
-    KvcsError,
     PublicationNotFound,
-    RequestError,
     UsageError,
 )
-from kvcs.kv import Ledger, Manifest, Prefix, PublicationNamespace, parse_holder_uri
+from kvcs.kv import Ledger, Manifest, Prefix, PublicationNamespace
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.cache import Cache, Retrieve
-from kvcs.subscriber.discovery import Discovery, PublicationInfo, publications
+from kvcs.subscriber.discovery import PublicationInfo, publications
+from kvcs.subscriber.finding import Finder
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.report import ManifestFacts
+from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.trust import KeyRing
 
 
 class Subscriber:
     """Retrieves KV caches over one or more sessions.
+
+    A retrieval whose session is lost or sent away goes on over another one from the first Object
+    that is not there: over the session that follows it (`kvcs.connect`), or one of the others.
 
     Args:
         session: what `kvcs.connect` gives.
@@ -53,7 +55,8 @@ class Subscriber:
     ) -> None:
         self.settings = SubscriberSettings() if settings is None else settings
         self._authenticity = Authenticity(keys, required=require_signed)
-        self._sessions = (session, *others)
+        self._routes = Routes((session, *others))
+        self._finder = Finder(self._routes, self.settings, self._authenticity)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -75,7 +78,9 @@ class Subscriber:
         if not isinstance(of, Prefix) and len(of) != SCOPE_ID_OCTETS:
             raise UsageError(f"a Scope ID has {SCOPE_ID_OCTETS} octets, not {len(of)}")
         prefix = of.namespace_prefix() if isinstance(of, Prefix) else (APPLICATION, bytes(of))
-        results = await asyncio.gather(*(self._list(each, prefix) for each in self._sessions))
+        until = asyncio.get_running_loop().time() + self.settings.least_deadline
+        sessions = await self._finder.sessions(until)
+        results = await asyncio.gather(*(self._list(each, prefix) for each in sessions))
         errors = [result for result in results if isinstance(result, Exception)]
         if len(errors) == len(results):
             raise errors[0]
@@ -173,13 +178,13 @@ class Subscriber:
         deadline_at = opened_at + seconds
         wait_until = deadline_at if wait is None else min(deadline_at, opened_at + wait)
         if publication is None:
-            discovery = Discovery(self._sessions, prefix, self.settings, self._authenticity)
-            follower = await discovery.choose(wait_until, deadline_at)
+            follower = await self._finder.discover(prefix, wait_until, deadline_at)
         else:
-            follower = await self._named(prefix, publication, deadline_at)
+            follower = await self._finder.named(prefix, publication, deadline_at)
         ledger.signed = follower.signed is not None
         cache = Cache(
             follower,
+            self._routes,
             prefix,
             ledger,
             self.settings,
@@ -187,7 +192,6 @@ class Subscriber:
             opened_at=opened_at,
             deadline_at=deadline_at,
         )
-        follower.notify = cache.follower_changed
         try:
             cache.start()
             yield cache
@@ -264,7 +268,7 @@ class Subscriber:
         if not seconds > 0:
             raise UsageError(f"deadline must be more than 0 s, not {seconds}")
         until = asyncio.get_running_loop().time() + seconds
-        follower = await self._named(prefix, publication, until, look=look)
+        follower = await self._finder.named(prefix, publication, until, look=look)
         follower.stop()
         return follower
 
@@ -278,63 +282,3 @@ class Subscriber:
             layers=layers,
             max_data_octets=self.settings.max_data_octets,
         )
-
-    async def _named(
-        self,
-        prefix: Prefix | None,
-        publication: str | PublicationNamespace | PublicationInfo,
-        until: float,
-        *,
-        look: bool = False,
-    ) -> ManifestFollower:
-        """Follow one publication that the caller names, on the first session that has it."""
-        if isinstance(publication, str):
-            _, publication = parse_holder_uri(publication)
-        elif isinstance(publication, PublicationInfo):
-            publication = publication.namespace
-        error: KvcsError | None = None
-        for session in self._sessions:
-            follower = await self._follow(session, prefix, publication, until, look)
-            if follower.error is None:
-                return follower
-            if error is None or isinstance(error, ConnectionClosed | RequestError):
-                error = follower.error
-            if not isinstance(error, ConnectionClosed | RequestError):
-                break  # it is there and cannot be used: another session would show the same
-        assert error is not None  # there is at least one session
-        raise error
-
-    async def _follow(
-        self,
-        session: Connection,
-        prefix: Prefix | None,
-        namespace: PublicationNamespace,
-        until: float,
-        look: bool,
-    ) -> ManifestFollower:
-        """Follow one publication on one session until its manifest is there or it has failed."""
-        changed = asyncio.Event()
-        follower = ManifestFollower(
-            session,
-            namespace.fields,
-            prefix,
-            self.settings,
-            changed.set,
-            authenticity=self._authenticity,
-            look=look,
-        )
-        follower.start()
-        try:
-            async with asyncio.timeout_at(until):
-                while not follower.ready and follower.error is None:
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            follower.stop()
-            raise PublicationNotFound("the manifest of the publication never came") from None
-        except BaseException:
-            follower.stop()
-            raise
-        if follower.error is not None:
-            follower.stop()
-        return follower

@@ -31,9 +31,10 @@ WARM_UP = 20
 def tables(connection: Connection) -> dict[str, int]:
     """Everything a session remembers that is not empty, by name."""
     sizes = residue(connection.core)
-    for name in ("_handlers", "_replies", "_cancellations"):
+    for name in ("_handlers", "_replies", "_holders", "_on_goaway"):
         table: Sized = getattr(connection, name)
         sizes[name] = len(table)
+    sizes["cancellations"] = len(connection._answers._cancellations)
     sizes["watches"] = len(connection.namespaces._shared)
     for attached in connection.origin._connections.values():
         sizes["asked for"] = len(attached.subscriptions)

@@ -1,0 +1,181 @@
+"""Finding a publication over sessions that come and go, and following its manifest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kvcs.errors import (
+    ConnectionClosed,
+    KvcsError,
+    PublicationNotFound,
+    Redirected,
+    RequestError,
+)
+from kvcs.kv import Prefix, PublicationNamespace, parse_holder_uri
+from kvcs.observe import get_logger
+from kvcs.quic.connection import Connection
+from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.discovery import Discovery, PublicationInfo
+from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.routes import Routes
+from kvcs.subscriber.settings import SubscriberSettings
+
+_log = get_logger("kvcs.subscriber")
+
+
+class Finder:
+    """Looks for publications on the sessions of one Subscriber.
+
+    Args:
+        routes: the sessions.
+        settings: bounds and waits.
+        authenticity: whose signature counts, and whether one is needed.
+    """
+
+    def __init__(
+        self, routes: Routes, settings: SubscriberSettings, authenticity: Authenticity
+    ) -> None:
+        self._routes = routes
+        self._settings = settings
+        self._authenticity = authenticity
+
+    async def discover(self, prefix: Prefix, until: float, deadline: float) -> ManifestFollower:
+        """Find the best publication of a prefix; see `Discovery.choose`.
+
+        Sessions that are lost meanwhile are waited for, and those that come are asked too.
+        """
+        followed: dict[Connection, Connection] = {}
+        hops = 0
+        while True:
+            sessions = await self.sessions(deadline)
+            asked = tuple(dict.fromkeys(followed.get(each, each) for each in sessions))
+            discovery = Discovery(
+                asked, prefix, self._settings, self._authenticity, follows=_may_follow
+            )
+            try:
+                found = await self._while_same(sessions, discovery, until, deadline)
+                if found is not None:
+                    return found
+            except ConnectionClosed:
+                if not self._routes.last:
+                    raise
+                _log.info("discovery_begins_again")
+            except Redirected as exc:
+                session = discovery.redirected_by
+                link = None if session is None else session.link
+                if session is None or link is None or hops >= link.policy.max_hops:
+                    raise
+                hops += 1
+                other = await link.elsewhere(exc.uri)
+                for each in sessions:
+                    if followed.get(each, each) is session:
+                        followed[each] = other
+
+    async def _while_same(
+        self, sessions: Sequence[Connection], discovery: Discovery, until: float, deadline: float
+    ) -> ManifestFollower | None:
+        """Discover for as long as no other session comes; None where one has."""
+        choosing = asyncio.get_running_loop().create_task(discovery.choose(until, deadline))
+
+        def look() -> None:
+            usable = self._routes.usable
+            if usable and usable != sessions and not choosing.done():
+                choosing.cancel()
+
+        self._routes.on_change(look)
+        try:
+            await asyncio.wait((choosing,))
+        except asyncio.CancelledError:
+            if not choosing.cancel() and choosing.exception() is None:
+                choosing.result().stop()  # found in the same instant
+            raise
+        finally:
+            self._routes.off_change(look)
+        return None if choosing.cancelled() else choosing.result()
+
+    async def named(
+        self,
+        prefix: Prefix | None,
+        publication: str | PublicationNamespace | PublicationInfo,
+        until: float,
+        *,
+        look: bool = False,
+    ) -> ManifestFollower:
+        """Follow one publication that the caller names, on the first session that has it.
+
+        Raises:
+            PublicationNotFound: its manifest did not come in time.
+            PublicationError: it cannot be used.
+            RequestError: no session has it.
+            ConnectionClosed: every session has ended.
+        """
+        if isinstance(publication, str):
+            _, publication = parse_holder_uri(publication)
+        elif isinstance(publication, PublicationInfo):
+            publication = publication.namespace
+        while True:
+            error: KvcsError | None = None
+            for session in await self.sessions(until):
+                follower = await self._follow(session, prefix, publication, until, look)
+                if follower.error is None:
+                    return follower
+                if error is None or isinstance(error, ConnectionClosed | RequestError):
+                    error = follower.error
+                if not isinstance(error, ConnectionClosed | RequestError):
+                    break  # it is there and cannot be used: another session would show the same
+            assert error is not None  # there is at least one session
+            if not isinstance(error, ConnectionClosed) or not self._routes.last:
+                raise error
+
+    async def sessions(self, until: float) -> list[Connection]:
+        """Sessions to ask; waits for one if need be.
+
+        Raises:
+            ConnectionClosed: none comes any more, or none came in time.
+        """
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._routes.wait()
+        except TimeoutError:
+            raise ConnectionClosed("the session was lost, and none followed in time") from None
+
+    async def _follow(
+        self,
+        session: Connection,
+        prefix: Prefix | None,
+        namespace: PublicationNamespace,
+        until: float,
+        look: bool,
+    ) -> ManifestFollower:
+        """Follow one publication on one session until its manifest is there or it has failed."""
+        changed = asyncio.Event()
+        follower = ManifestFollower(
+            session,
+            namespace.fields,
+            prefix,
+            self._settings,
+            changed.set,
+            authenticity=self._authenticity,
+            look=look,
+        )
+        follower.start()
+        try:
+            async with asyncio.timeout_at(until):
+                while not follower.ready and follower.error is None:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            follower.stop()
+            raise PublicationNotFound("the manifest of the publication never came") from None
+        except BaseException:
+            follower.stop()
+            raise
+        if follower.error is not None:
+            follower.stop()
+        return follower
+
+
+def _may_follow(session: Connection, prefix: tuple[bytes, ...], redirect: Redirected) -> bool:
+    """Whether a redirect of a namespace subscription keeps to what was asked."""
+    return session.link is not None and bool(redirect.uri) and redirect.namespace == prefix

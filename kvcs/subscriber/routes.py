@@ -1,0 +1,75 @@
+"""The sessions over which a publication can be got, as they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvcs.errors import ConnectionClosed
+from kvcs.quic.connection import Connection
+
+
+class Routes:
+    """The sessions of a Subscriber, and those that replace them.
+
+    Args:
+        sessions: what `kvcs.connect` gave, the preferred one first.
+    """
+
+    def __init__(self, sessions: Sequence[Connection]) -> None:
+        self._sessions = tuple(sessions)
+
+    @property
+    def usable(self) -> list[Connection]:
+        """Sessions on which new requests may be made, in order of preference."""
+        newest = dict.fromkeys(each.newest for each in self._sessions)
+        usable = [each for each in newest if each.is_usable]
+        if usable:
+            return usable
+        # One that is sent away and that nothing will replace is better than none.
+        return [each for each in newest if each.is_open and each.link is None]
+
+    @property
+    def last(self) -> bool:
+        """Whether one is there, or may still come."""
+        return any(each.lasts for each in self._sessions)
+
+    def error(self) -> ConnectionClosed:
+        """Why there is none any more."""
+        return self._sessions[0].newest.close_error()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever a session came, went or is sent away."""
+        for each in self._sessions:
+            if each.link is not None:
+                each.link.on_change(callback)
+            else:
+                each.on_goaway(callback)
+                each.on_closed(callback)
+
+    def off_change(self, callback: Callable[[], None]) -> None:
+        """Undo `on_change`."""
+        for each in self._sessions:
+            if each.link is not None:
+                each.link.off_change(callback)
+            else:
+                each.off_goaway(callback)
+                each.off_closed(callback)
+
+    async def wait(self) -> list[Connection]:
+        """Wait until there is a usable session.
+
+        Raises:
+            ConnectionClosed: none comes any more.
+        """
+        changed = asyncio.Event()
+        self.on_change(changed.set)
+        try:
+            while not (usable := self.usable):
+                if not self.last:
+                    raise self.error()
+                changed.clear()
+                await changed.wait()
+            return usable
+        finally:
+            self.off_change(changed.set)

@@ -23,7 +23,7 @@ from kvcs.quic.backend import Listener, current_backend
 from kvcs.quic.connection import Connection
 from kvcs.quic.link import Link
 from kvcs.quic.origin import Origin
-from kvcs.quic.reconnect import DEFAULT_RECONNECT, Reconnect
+from kvcs.quic.reconnect import DEFAULT_RECONNECT, INITIAL_SECONDS, Reconnect
 from kvcs.quic.transport import Transport, TransportReceiver
 
 _log = get_logger("kvcs.quic")
@@ -172,9 +172,12 @@ async def connect(
         finally:
             await connection.close()
         return
+    initial = reconnect.initial
+    if initial is None:
+        initial = min(INITIAL_SECONDS, (quic or QuicSettings()).connect_timeout)
     link = Link(open_session, parse_uri(url) if isinstance(url, str) else url, reconnect)
     try:
-        yield await link.start()
+        yield await link.start(initial)
         await _drain(link.current)
     finally:
         await link.close()

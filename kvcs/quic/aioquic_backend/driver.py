@@ -305,7 +305,9 @@ class ConnectionDriver:
         """Search the new path, unless only the port is new: that is the same path, translated."""
         before, self._path = self._path, address
         if before is None or before[0] != address[0]:
-            self._prober = DatagramSizeProber(self._datagram_sizes(address))
+            most = self._quic.largest_taken
+            sizes = self._datagram_sizes(address)
+            self._prober = DatagramSizeProber(min(size, most) for size in sizes)
             self._quic.set_datagram_size(SMALLEST_DATAGRAM)
 
     def _probe_ended(self, prober: DatagramSizeProber, arrived: bool) -> None:

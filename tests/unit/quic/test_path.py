@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
+from aioquic.quic import connection
+from aioquic.quic.packet import QuicTransportParameters
 from structlog.testing import capture_logs
 
 from kvcs.quic.aioquic_backend import QuicSettings
@@ -46,6 +49,20 @@ def test_a_path_that_drops_all_probes_stays_at_the_smallest_size() -> None:
     pair.clock.run_for(10.0)
     assert pair.client.transport.datagram_size == 1200
     assert pair.client.ending is None
+
+
+@pytest.mark.parametrize("taken", [1200, 1300, 9000])
+def test_a_peer_is_sent_no_larger_datagram_than_it_takes(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    offering = partial(QuicTransportParameters, max_udp_payload_size=taken)
+    monkeypatch.setattr(connection, "QuicTransportParameters", offering)
+    pair = Pair(datagram_size=16_000)
+    flood(pair, 2, 200_000)
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+    for side in (pair.client, pair.server):
+        assert side.transport.datagram_size == taken
+        assert max(map(len, side.sent)) == taken
 
 
 def flood(pair: Pair, stream_id: int, octets: int) -> None:

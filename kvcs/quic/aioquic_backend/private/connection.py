@@ -9,7 +9,7 @@ from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import END_STATES, QuicConnectionState, QuicReceiveContext
 from aioquic.quic.events import ConnectionTerminated
-from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.packet import QuicFrameType, QuicPacketType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
@@ -18,7 +18,7 @@ from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
-from kvcs.quic.aioquic_backend.settings import QuicSettings
+from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, QuicSettings
 
 MAX_REASON_OCTETS: Final = 512
 """A longer reason might not fit a CONNECTION_CLOSE, and the library raises while it builds it."""
@@ -55,6 +55,8 @@ class Connection(ReceivingConnection):
         self._fins = 0
         self._data_credit = 0
         self.peer_closed = False
+        self.largest_taken = LARGEST_DATAGRAM
+        """Largest UDP payload that the peer says it takes, or that we can build."""
         self._loss._pacer = BurstPacer(max_datagram_size=configuration.max_datagram_size)
         self._loss._cc = self._congestion = WatchingReno(
             max_datagram_size=configuration.max_datagram_size
@@ -230,6 +232,13 @@ class Connection(ReceivingConnection):
         self.peer_closed = self.peer_closed or open_until_now
 
     # Facts of the path.
+
+    def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
+        super()._parse_transport_parameters(data, from_session_ticket)
+        # The library checks this one and forgets it (RFC 9000 §18.2).
+        taken = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
+        if taken is not None:
+            self.largest_taken = min(taken, LARGEST_DATAGRAM)
 
     @property
     def handshake_confirmed(self) -> bool:

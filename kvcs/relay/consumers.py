@@ -11,6 +11,7 @@ from kvcs.moqt.intervals import LAST
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.publishing import location_filter
+from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS
 from kvcs.relay.hub import Hub
 from kvcs.relay.namespaces import Place
@@ -37,6 +38,9 @@ class Consumers:
         self._waiting: list[Waiting] = []
         self._served: dict[Place, Ask] = {}
         self._sweep_at = SWEEP_AT
+        self._offered: dict[Place, int | None] = {}
+        """SUBSCRIBE_TRACKS that this publication was offered to, and the PUBLISH of each; None
+        where none was made."""
 
     @property
     def waiting(self) -> bool:
@@ -109,6 +113,9 @@ class Consumers:
             responder.answer_track_status(place.request_id, track)
             self._hub.unbind(place)
             return
+        if request.ask is Ask.PUBLISH:
+            self._publish(place, session)
+            return
         span = self.past(request)
         cached = None if span is None else self.known(span)
         if cached is not None:
@@ -144,6 +151,10 @@ class Consumers:
         """Refuse a request."""
         request.stop_waiting()
         session = self._hub.session(request.place.session)
+        if request.ask is Ask.PUBLISH:
+            if session is not None:
+                session.responder.publish_skipped(request.place.request_id, self._owner.name)
+            return
         self._hub.unbind(request.place)
         if session is not None:
             session.responder.refuse(request.place.request_id, error)
@@ -153,6 +164,59 @@ class Consumers:
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             self.refuse(request, error)
+
+    # PUBLISH
+
+    def may_offer(self, place: Place) -> bool:
+        """Whether a SUBSCRIBE_TRACKS is to get a PUBLISH (§7).
+
+        Not where it has had one of this publication, its session still has one, or the session's
+        SUBSCRIBE is being held: that one is served instead.
+        """
+        for tracks, offer in list(self._offered.items()):
+            if not self._alive(tracks) and (
+                offer is None or not self._alive(Place(tracks.session, offer))
+            ):
+                del self._offered[tracks]
+        if place in self._offered:
+            return False
+        for tracks, offer in self._offered.items():
+            if tracks.session == place.session and offer is not None:
+                if self._alive(Place(place.session, offer)):
+                    return False
+        if place.session in self.held_sessions():
+            return False
+        self._offered[place] = None
+        return True
+
+    def held_sessions(self) -> set[int]:
+        """Sessions whose SUBSCRIBE waits."""
+        return {request.place.session for request in self._waiting if request.ask is Ask.SUBSCRIBE}
+
+    def _publish(self, place: Place, session: Session) -> None:
+        owner, stats = self._owner, self._hub.stats
+        offer = session.responder.publish_tracks(
+            place.request_id, owner.track, owner.retriever.on_unknown
+        )
+        if offer is not None:
+            stats.published += 1
+            self._offered[place] = offer
+            self._sweep()
+            self._served[Place(place.session, offer)] = Ask.PUBLISH
+            self._hub.report("publishing", track=str(owner.name), session=place.session)
+
+    def end_offer(self, place: Place, status: int, reason: str) -> None:
+        """End the subscription that a SUBSCRIBE_TRACKS has led to."""
+        offer, session = self._offered.get(place), self._hub.session(place.session)
+        if offer is not None and session is not None:
+            session.responder.end_subscription(offer, status, reason)
+
+    def publication_over(self, error: RequestError) -> None:
+        """No publisher is left: who waits is refused, and the next publication is offered anew."""
+        self._offered.clear()
+        self.refuse_waiting(error)
+
+    # What a request is about
 
     def known(self, span: Range) -> bool:
         """Whether the cache knows every Location of a range."""
@@ -195,14 +259,14 @@ class Consumers:
             session = self._hub.session(place.session)
             if session is None:
                 continue
-            if ask is Ask.SUBSCRIBE:
+            if ask in (Ask.SUBSCRIBE, Ask.PUBLISH):
                 session.responder.end_subscription(
                     place.request_id, PublishDoneCode.MALFORMED_TRACK, error.reason
                 )
             else:
                 session.responder.fail_fetch(place.request_id, StreamCode.MALFORMED_TRACK)
         self.release()
-        self.refuse_waiting(error)
+        self.publication_over(error)
 
     def release(self) -> None:
         """Forget what is served: nobody needs the Track any more."""

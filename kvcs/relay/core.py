@@ -16,20 +16,21 @@ from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
 from kvcs.moqt.errors import (
     DoesNotExist,
-    NotSupported,
+    MalformedTrack,
     PublishDoneCode,
     RequestCode,
     StreamCode,
 )
-from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix, namespace_text
-from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
+from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.requests import State
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
-from kvcs.relay.namespaces import NamespaceTable, Notice, Place
+from kvcs.relay.namespaces import Place
 from kvcs.relay.peers import Peer
 from kvcs.relay.permits import Permits
 from kvcs.relay.policy import Policy, Request
+from kvcs.relay.routing import Routing
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, Report
 from kvcs.relay.timers import Callback, Timer, Timers
@@ -66,7 +67,7 @@ class RelayCore:
         )
         self._on_wake = on_wake
         self._peers: dict[int, Peer] = {}
-        self._namespaces = NamespaceTable()
+        self._routing = Routing(self, self._tracks_below)
         self._tracks: dict[FullTrackName, RelayTrack] = {}
         self._names: list[FullTrackName] = []
         """Keys of `_tracks` in order: those below a namespace stand together."""
@@ -120,10 +121,7 @@ class RelayCore:
         if peer is None:
             return
         self._permits.close(key)
-        for request_id in peer.announced:
-            self._withdraw(Place(key, request_id))
-        for request_id in peer.interests:
-            self._namespaces.unsubscribe(Place(key, request_id))
+        self._routing.session_closed(key, peer)
         for request_id, track in list(peer.downstream.items()):
             track.downstream_gone(Place(key, request_id), now)
         for track in dict.fromkeys(peer.upstream.values()):
@@ -164,7 +162,7 @@ class RelayCore:
         """The counters, with the gauges of now."""
         stats = self.stats
         stats.sessions = len(self._peers)
-        stats.namespaces = len(self._namespaces)
+        stats.namespaces = len(self._routing.namespaces)
         stats.tracks = len(self.cache)
         stats.cache_octets = self.cache.octets
         stats.objects_out, stats.octets_out = self.cache.sent
@@ -178,9 +176,12 @@ class RelayCore:
         return None if peer is None or peer.core.closed else peer.core
 
     def publishers(self, name: FullTrackName) -> list[int]:
-        """Sessions that announced a prefix of the Track's namespace and may be asked."""
+        """Sessions that PUBLISH a Track, or announced its namespace, and may be asked."""
+        track = self._tracks.get(name)
+        published = [] if track is None else track.sources.sessions(published=True)
         found: list[int] = []
-        for key in self._namespaces.publishers(name.namespace):
+        announced = self._routing.namespaces.publishers(name.namespace)
+        for key in dict.fromkeys((*published, *announced)):
             peer = self._peers.get(key)
             if peer is None or peer.core.closed or peer.going_away or name in peer.banned:
                 continue
@@ -205,6 +206,7 @@ class RelayCore:
         if peer is not None:
             peer.upstream.pop(place.request_id, None)
             peer.downstream.pop(place.request_id, None)
+            peer.published.discard(place.request_id)
 
     def at(self, when: float, callback: Callback) -> Timer:
         """Call ``callback`` with the time, at ``when`` or soon after, unless it is cancelled."""
@@ -283,20 +285,22 @@ class RelayCore:
         try:
             self._check(place, event, now)
             if isinstance(event, events.PublishNamespaceReceived):
-                self._announce(place, peer, event.track_namespace, now)
+                self._routing.announce(place, peer, event.track_namespace, now)
             elif isinstance(event, events.SubscribeNamespaceReceived):
-                self._subscribe_namespace(place, peer, event.track_namespace_prefix)
+                self._routing.subscribe_namespace(place, peer, event.track_namespace_prefix)
+            elif isinstance(event, events.SubscribeTracksReceived):
+                self._routing.subscribe_tracks(place, peer, event.track_namespace_prefix, now)
+            elif isinstance(event, events.PublishReceived):
+                self._published(place, peer, event, now)
             elif isinstance(event, events.SubscribeReceived):
                 waiting = Waiting(place, Ask.SUBSCRIBE, event.parameters)
                 self._serve(event.full_track_name, waiting, peer, now)
             elif isinstance(event, events.FetchReceived):
                 waiting = Waiting(place, Ask.FETCH, event.parameters)
                 self._serve(event.full_track_name, waiting, peer, now)
-            elif isinstance(event, events.TrackStatusReceived):
+            else:
                 waiting = Waiting(place, Ask.STATUS, Parameters())
                 self._serve(event.full_track_name, waiting, peer, now)
-            else:
-                raise NotSupported("not supported here")
         except RequestError as exc:
             self._permits.forget(place)
             peer.core.responder.refuse(event.request_id, exc)
@@ -324,44 +328,79 @@ class RelayCore:
         self, place: Place, peer: Peer, event: events.RequestUpdateReceived, now: float
     ) -> None:
         """A REQUEST_UPDATE with tokens or another prefix; a refused one ends its request."""
+        responder = peer.core.responder
+        prefix: TrackNamespace | None = event.parameters.get(ParameterType.TRACK_NAMESPACE_PREFIX)
         try:
             self._permits.check_update(place, event, now)
         except RequestError as exc:
             self.stats.unauthorized += 1
-            peer.core.responder.refuse_update(event.request_id, event.update_id, exc)
-        else:
-            peer.core.responder.accept_update(event.request_id, event.update_id)
+            responder.refuse_update(event.request_id, event.update_id, exc)
+            return
+        try:
+            if prefix is not None:
+                self._routing.check_move(place, peer, prefix)
+        except RequestError as exc:
+            responder.refuse_update(event.request_id, event.update_id, exc)
+            return
+        responder.accept_update(event.request_id, event.update_id)
+        if prefix is not None:
+            self._routing.move(place, peer, prefix, now)
 
     def _serve(self, name: FullTrackName, waiting: Waiting, peer: Peer, now: float) -> None:
+        if (
+            name not in self._tracks
+            and self.cache.get(name) is None
+            and waiting.ask is not Ask.SUBSCRIBE
+            and not self.publishers(name)
+        ):
+            raise DoesNotExist("nobody publishes this track here")
+        track = self._use(name)
+        peer.downstream[waiting.place.request_id] = track
+        track.serve(waiting, now)
+
+    def _use(self, name: FullTrackName) -> RelayTrack:
+        """The Track of a name, in use from now on.
+
+        Raises:
+            RequestError: there are too many.
+        """
         track = self._tracks.get(name)
         if track is None:
-            if (
-                self.cache.get(name) is None
-                and waiting.ask is not Ask.SUBSCRIBE
-                and not self.publishers(name)
-            ):
-                raise DoesNotExist("nobody publishes this track here")
             if len(self._tracks) >= self.limits.max_tracks:
                 raise RequestError("too many tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
             track = self._tracks[name] = RelayTrack(self, self.cache.open(name))
             insort(self._names, name)
-        peer.downstream[waiting.place.request_id] = track
-        track.serve(waiting, now)
+        return track
+
+    def _published(
+        self, place: Place, peer: Peer, event: events.PublishReceived, now: float
+    ) -> None:
+        """A session begins to PUBLISH a Track: it is a source of it, and others hear of it."""
+        name = event.full_track_name
+        if name in peer.banned:
+            raise MalformedTrack("what came of this track was malformed")
+        if len(peer.published) >= self.limits.max_published_per_session:
+            raise RequestError("too many published tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
+        track = self._use(name)
+        peer.published.add(place.request_id)
+        held = track.consumers.held_sessions()
+        track.sources.take(place, event, now)
+        self.report("published", session=place.session, track=str(name))
+        self._routing.published(track, now, but_for=held)
 
     def _cancelled(self, place: Place, peer: Peer, now: float) -> None:
         """The peer cancelled a request of its own."""
         self._permits.forget(place)
         request_id = place.request_id
-        if request_id in peer.announced:
-            peer.announced.remove(request_id)
-            self._withdraw(place)
-        elif request_id in peer.interests:
-            peer.interests.remove(request_id)
-            self._namespaces.unsubscribe(place)
-        else:
-            track = peer.downstream.get(request_id)
-            if track is not None:
-                track.downstream_gone(place, now)
+        if self._routing.cancelled(place, peer):
+            return
+        track = peer.downstream.get(request_id)
+        if track is not None:
+            track.downstream_gone(place, now)
+            return
+        track = peer.upstream.get(request_id)
+        if track is not None:
+            track.event(place, events.RequestCancelled(request_id, False, None), now)
 
     def _is_alive(self, place: Place) -> bool:
         session = self.session(place.session)
@@ -373,6 +412,7 @@ class RelayCore:
         request_id, responder = place.request_id, peer.core.responder
         self.report("permit_ended", session=place.session, reason=error.reason)
         self.stats.permits_ended += 1
+        self._routing.forbid(place, error.reason)
         track = peer.downstream.get(request_id)
         request = peer.core.requests.get(request_id)
         if request is not None and request.state is State.PENDING:
@@ -386,28 +426,23 @@ class RelayCore:
         self._drop_upstreams(place.session, peer, now)
 
     def _drop_upstreams(self, key: int, peer: Peer, now: float) -> None:
-        """Take nothing from a session of Tracks that it announces no longer."""
+        """Take nothing from a session of Tracks that it announces no longer.
+
+        A PUBLISH of it has a permit of its own.
+        """
         for request_id, track in list(peer.upstream.items()):
-            if key not in self._namespaces.publishers(track.name.namespace):
-                peer.core.requester.cancel(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
-                track.session_lost(key, now)
+            if request_id in peer.published:
+                continue
+            if key not in self._routing.namespaces.publishers(track.name.namespace):
+                code = StreamCode.EXPIRED_AUTH_TOKEN
+                peer.core.requester.cancel(request_id, code)
+                ended = events.RequestCancelled(request_id, True, code)
+                track.event(Place(key, request_id), ended, now)
 
     def issuers_changed(self, now: float) -> None:
         """Keys of issuers came or went: requests that are allowed no longer end."""
         self._permits.look_again(now)
         self._run_soon(now)
-
-    # Inner workings: namespaces
-
-    def _announce(self, place: Place, peer: Peer, namespace: TrackNamespace, now: float) -> None:
-        if len(peer.announced) >= self.limits.max_namespaces_per_session:
-            raise RequestError("too many namespaces", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
-        peer.announced.add(place.request_id)
-        peer.core.responder.accept(place.request_id)
-        self._tell(self._namespaces.announce(place, namespace), there=True)
-        self.report("announced", session=place.session, namespace=namespace_text(namespace))
-        for track in self._tracks_below(namespace):
-            track.publisher_came(place.session, now)
 
     def _tracks_below(self, namespace: TrackNamespace) -> list[RelayTrack]:
         found: list[RelayTrack] = []
@@ -416,35 +451,6 @@ class RelayCore:
             found.append(self._tracks[self._names[index]])
             index += 1
         return found
-
-    def _withdraw(self, place: Place) -> None:
-        namespace, notices = self._namespaces.withdraw(place)
-        self._tell(notices, there=False)
-        if namespace is not None:
-            text = namespace_text(namespace)
-            self.report("withdrawn", session=place.session, namespace=text)
-
-    def _subscribe_namespace(self, place: Place, peer: Peer, prefix: TrackNamespace) -> None:
-        matches = 0
-        for _ in self._namespaces.under(prefix):
-            matches += 1
-            if matches > self.limits.max_namespace_matches:
-                raise RequestError("too many namespaces", RequestCode.NAMESPACE_TOO_LARGE)
-        peer.interests.add(place.request_id)
-        responder = peer.core.responder
-        responder.accept(place.request_id)
-        for suffix in self._namespaces.subscribe(place, prefix):
-            responder.namespace(place.request_id, suffix)
-
-    def _tell(self, notices: list[Notice], *, there: bool) -> None:
-        for (key, request_id), suffix in notices:
-            session = self.session(key)
-            if session is None:
-                continue
-            if there:
-                session.responder.namespace(request_id, suffix)
-            else:
-                session.responder.namespace_done(request_id, suffix)
 
     # Inner workings
 

@@ -29,6 +29,38 @@ class Notice(NamedTuple):
     """Fields behind its prefix."""
 
 
+class Interests:
+    """Requests for what lies below a prefix."""
+
+    def __init__(self) -> None:
+        self._places: dict[TrackNamespace, dict[Place, None]] = {}
+        self._prefixes: dict[Place, TrackNamespace] = {}
+
+    def add(self, place: Place, prefix: TrackNamespace) -> None:
+        """Add a request."""
+        self._prefixes[place] = prefix
+        self._places.setdefault(prefix, {})[place] = None
+
+    def remove(self, place: Place) -> None:
+        """Remove a request; quiet where there is none."""
+        prefix = self._prefixes.pop(place, None)
+        if prefix is not None:
+            places = self._places[prefix]
+            del places[place]
+            if not places:
+                del self._places[prefix]
+
+    def prefix(self, place: Place) -> TrackNamespace | None:
+        """The prefix of a request."""
+        return self._prefixes.get(place)
+
+    def matching(self, namespace: TrackNamespace) -> Iterator[Notice]:
+        """Requests whose prefix matches a namespace, the shortest prefix first."""
+        for fields in range(len(namespace) + 1):
+            for place in self._places.get(namespace[:fields], ()):
+                yield Notice(place, namespace[fields:])
+
+
 class NamespaceTable:
     """Announced namespaces and subscriptions to prefixes, matched both ways."""
 
@@ -36,8 +68,7 @@ class NamespaceTable:
         self._announcers: dict[TrackNamespace, dict[Place, None]] = {}
         self._announced: dict[Place, TrackNamespace] = {}
         self._sorted: list[TrackNamespace] = []
-        self._interested: dict[TrackNamespace, dict[Place, None]] = {}
-        self._interests: dict[Place, TrackNamespace] = {}
+        self._interests = Interests()
 
     def __len__(self) -> int:
         """Number of different namespaces that are announced."""
@@ -52,7 +83,7 @@ class NamespaceTable:
             return []
         self._announcers[namespace] = {place: None}
         insort(self._sorted, namespace)
-        return list(self._notices(namespace))
+        return list(self._interests.matching(namespace))
 
     def withdraw(self, place: Place) -> tuple[TrackNamespace | None, list[Notice]]:
         """Remove an announcement.
@@ -70,22 +101,16 @@ class NamespaceTable:
             return namespace, []
         del self._announcers[namespace]
         del self._sorted[bisect_left(self._sorted, namespace)]
-        return namespace, list(self._notices(namespace))
+        return namespace, list(self._interests.matching(namespace))
 
     def subscribe(self, place: Place, prefix: TrackNamespace) -> list[TrackNamespace]:
         """Add a SUBSCRIBE_NAMESPACE; returns the suffixes that match now."""
-        self._interests[place] = prefix
-        self._interested.setdefault(prefix, {})[place] = None
+        self._interests.add(place, prefix)
         return [namespace[len(prefix) :] for namespace in self.under(prefix)]
 
     def unsubscribe(self, place: Place) -> None:
         """Remove a SUBSCRIBE_NAMESPACE; quiet where there is none."""
-        prefix = self._interests.pop(place, None)
-        if prefix is not None:
-            places = self._interested[prefix]
-            del places[place]
-            if not places:
-                del self._interested[prefix]
+        self._interests.remove(place)
 
     def under(self, prefix: TrackNamespace) -> Iterator[TrackNamespace]:
         """Announced namespaces below ``prefix``, itself included, in order."""
@@ -101,8 +126,3 @@ class NamespaceTable:
             for place in self._announcers.get(namespace[:fields], ()):
                 found[place.session] = None
         return list(found)
-
-    def _notices(self, namespace: TrackNamespace) -> Iterator[Notice]:
-        for fields in range(len(namespace) + 1):
-            for place in self._interested.get(namespace[:fields], ()):
-                yield Notice(place, namespace[fields:])

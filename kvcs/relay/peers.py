@@ -23,11 +23,17 @@ class Peer:
     interests: set[int] = field(default_factory=set)
     """Request IDs of its SUBSCRIBE_NAMESPACEs."""
 
+    track_interests: set[int] = field(default_factory=set)
+    """Request IDs of its SUBSCRIBE_TRACKS."""
+
+    published: set[int] = field(default_factory=set)
+    """Request IDs of its PUBLISHes."""
+
     downstream: dict[int, RelayTrack] = field(default_factory=dict)
     """Its SUBSCRIBEs, FETCHes and TRACK_STATUSes, and their Tracks."""
 
     upstream: dict[int, RelayTrack] = field(default_factory=dict)
-    """Requests that we made on it, and their Tracks."""
+    """Requests that we made on it and PUBLISHes of its own, and their Tracks."""
 
     banned: set[FullTrackName] = field(default_factory=set)
     """Tracks of which it sent what is malformed."""

@@ -30,8 +30,12 @@ class RelayLimits:
     max_namespaces_per_session: int = 4096
     """Namespaces that one session may have announced at a time."""
 
+    max_published_per_session: int = 4096
+    """Tracks that one session may PUBLISH at a time."""
+
     max_namespace_matches: int = 65536
-    """Namespaces that one SUBSCRIBE_NAMESPACE may match when it is made."""
+    """Namespaces that one SUBSCRIBE_NAMESPACE, or Tracks that one SUBSCRIBE_TRACKS, may match when
+    it is made."""
 
     max_waiting_per_track: int = 1024
     """Requests that wait for one Track's upstream answer or publisher."""

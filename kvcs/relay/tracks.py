@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcs.errors import RequestError, StoreFull, UsageError
+from kvcs.errors import StoreFull
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.datagrams import ObjectDatagram
@@ -10,12 +10,9 @@ from kvcs.moqt.errors import (
     DoesNotExist,
     MalformedTrack,
     PublishDoneCode,
-    RequestCode,
     StreamCode,
 )
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.messages import SubscribeOk
-from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
@@ -27,6 +24,7 @@ from kvcs.relay.hub import Hub
 from kvcs.relay.intake import Bay, Intake
 from kvcs.relay.namespaces import Place
 from kvcs.relay.retrieving import Retriever
+from kvcs.relay.sources import Sources
 from kvcs.relay.upstream import Ask, Retrieval, Upstream, Waiting
 
 StreamKey = tuple[int, int]
@@ -55,7 +53,7 @@ class RelayTrack:
         self.name = entry.track.name
         self.retriever = Retriever(hub, self)
         self.consumers = Consumers(hub, self)
-        self._upstreams: dict[int, Upstream] = {}
+        self.sources = Sources(hub, self)
         self._streams: dict[StreamKey, tuple[Intake, Upstream | Retrieval]] = {}
         self._idle_since: float | None = None
         self._checking = False
@@ -76,21 +74,30 @@ class RelayTrack:
     @property
     def established(self) -> bool:
         """Whether an upstream subscription is Established."""
-        return any(upstream.established for upstream in self._upstreams.values())
+        return self.sources.established
+
+    @property
+    def needed(self) -> bool:
+        """Whether anybody downstream needs what is published."""
+        return self.consumers.waiting or self.track.followed
 
     # Downstream requests
 
     def serve(self, request: Waiting, now: float) -> None:
         """Answer a downstream request, at once or when upstream has answered (§7)."""
         self._idle_since = None
-        consumers, limits = self.consumers, self._hub.limits
-        if self.established or self._in_cache(request):
+        consumers, sources, limits = self.consumers, self.sources, self._hub.limits
+        if sources.flowing:
+            sources.resume(now)
             consumers.answer(request, now)
-        elif self._upstreams:
+        elif self._in_cache(request):
+            consumers.answer(request, now)
+        elif sources:
             consumers.hold(request, limits.upstream_wait, now)
+            sources.resume(now)
         elif publishers := self._hub.publishers(self.name):
             consumers.hold(request, limits.upstream_wait, now)
-            self._subscribe_to(publishers, now)
+            sources.subscribe_to(publishers, now)
         else:
             rendezvous_ms = 0
             if request.ask is Ask.SUBSCRIBE:
@@ -101,14 +108,23 @@ class RelayTrack:
                 consumers.refuse(request, DoesNotExist("nobody publishes this track here"))
         self.check_idle_soon()
 
+    def offer(self, place: Place, now: float) -> None:
+        """PUBLISH the Track to a SUBSCRIBE_TRACKS, unless its session has it already (§7)."""
+        session = self._hub.session(place.session)
+        if session is None or place.session in self.sources.sessions():
+            return  # it is not told of what it publishes itself
+        if session.asked_prefixes.selects(place.request_id, self.track):
+            if self.consumers.may_offer(place):
+                self.serve(Waiting(place, Ask.PUBLISH, Parameters()), now)
+
     def publisher_came(self, key: int, now: float) -> None:
         """A session announced a namespace that matches: it is asked too, where anybody waits."""
-        if key in self._upstreams or key not in self._hub.publishers(self.name):
+        if key in self.sources.sessions() or key not in self._hub.publishers(self.name):
             return
         live = bool(self.track.listeners) and self.track.ended is None
         if self.consumers.waiting or live:
             self.consumers.publisher_asked(now)
-            self._subscribe_to([key], now)
+            self.sources.subscribe_to([key], now)
 
     def downstream_gone(self, place: Place, now: float) -> None:
         """A downstream request was cancelled, or its session is gone."""
@@ -133,57 +149,24 @@ class RelayTrack:
             return False  # where it ends depends on the Largest Object, which upstream knows
         return self.consumers.known(span)
 
-    # Upstream subscriptions
+    # For what comes from upstream
 
-    def _subscribe_to(self, publishers: list[int], now: float) -> None:
-        """SUBSCRIBE to every one of them; the first is also asked for the past that is wanted."""
-        fill_start = self.consumers.fill_start()
-        for key in publishers:
-            if key in self._upstreams:
-                continue
-            session = self._hub.session(key)
-            if session is None:
-                continue
-            parameters = Parameters.of(
-                location_filter=LocationFilter.next_object(), group_order=GroupOrder.ASCENDING
-            )
-            if fill_start is not None:
-                fill = Parameters.of(location_filter=LocationFilter.absolute_start(*fill_start))
-                parameters = parameters.replace(fill_parameters=fill)
-            asked = self.consumers.new_group_request()
-            if asked is not None:
-                parameters = parameters.replace(new_group_request=asked)
-            try:
-                request_id = session.requester.subscribe(self.name, parameters)
-            except UsageError:
-                continue
-            upstream = self._upstreams[key] = Upstream(Place(key, request_id))
-            self._hub.bind(upstream.place, self)
-            self._hub.stats.upstream_subscriptions += 1
-            if fill_start is not None:
-                self._hub.stats.upstream_fills += 1
-                upstream.fill = self.retriever.begin_fill(upstream.place, fill_start, now)
-                fill_start = None
-        if not self._upstreams:
-            self.consumers.refuse_waiting(DoesNotExist("no publisher of this track can be asked"))
+    @property
+    def whole(self) -> bool:
+        """Whether everything of the Track is cached, and its end known."""
+        return self._entry.whole
 
-    def _accepted(self, upstream: Upstream, reply: SubscribeOk, now: float) -> None:
-        largest: Location | None = reply.parameters.get(ParameterType.LARGEST_OBJECT)
-        known = self.track.largest
-        alone = not self.established and not self.track.listeners
-        if alone and known is not None and (largest is None or largest < known):
-            # Its publisher began anew at Locations that are cached of an earlier publication.
-            self._use(self._hub.reopen(self.name))
-        upstream.established = True
-        self.take_properties(reply.track_properties)
-        if self.track.ended is not None:
-            self.track.reopen()
-        if largest is not None:
-            self.track.note_largest(largest)
-        if upstream.fill is not None:
-            self.retriever.fill_accepted(upstream.fill, largest, now)
-        self.consumers.answer_waiting(now)
-        self.check_idle_soon()
+    def begin_anew(self) -> None:
+        """What is cached is of an earlier publication."""
+        self._use(self._hub.reopen(self.name))
+
+    def finished_by(self, key: int) -> None:
+        """A session said that the Track has ended."""
+        finished = self._entry.finished_by
+        finished.add(key)
+        finished.intersection_update(
+            [other for other in finished if self._hub.session(other) is not None]
+        )
 
     def take_properties(self, properties: KeyValues) -> None:
         """Track Properties came from upstream: a later set replaces the cached one (§10)."""
@@ -191,62 +174,23 @@ class RelayTrack:
             self.track.properties = properties
             self._hub.cache.schedule(self._entry)
 
-    def _gone(
-        self,
-        upstream: Upstream,
-        now: float,
-        *,
-        status: int,
-        reason: str,
-        error: RequestError,
-        code: int = StreamCode.INTERNAL_ERROR,
-    ) -> None:
-        """An upstream subscription is over; with the last one the Track ends downstream too."""
-        key = upstream.place.session
-        if self._upstreams.pop(key, None) is None:
-            return
-        self._hub.unbind(upstream.place)
+    def forget_streams(self, owner: Upstream) -> None:
+        """Streams of an upstream subscription are not taken any more."""
         self._streams = {
-            stream: pair for stream, pair in self._streams.items() if pair[1] is not upstream
+            stream: pair for stream, pair in self._streams.items() if pair[1] is not owner
         }
-        upstream.close_streams(code)
-        fill, upstream.fill = upstream.fill, None
-        if fill is not None and fill.place == upstream.place:
-            self.retriever.failed(fill, now)
-        if status == PublishDoneCode.TRACK_ENDED:
-            finished = self._entry.finished_by
-            finished.add(key)
-            finished.intersection_update(
-                [other for other in finished if self._hub.session(other) is not None]
-            )
-        if self._upstreams:
-            return
-        if upstream.established:
-            if status != PublishDoneCode.TRACK_ENDED and self._entry.whole:
-                status, reason = PublishDoneCode.TRACK_ENDED, ""  # nothing of it can be missing
-            self.track.end(status, reason)
-        self.consumers.refuse_waiting(error)
-        self.check_idle(now)
 
     def session_lost(self, key: int, now: float) -> None:
-        """A session that was asked for the Track is gone."""
-        upstream = self._upstreams.get(key)
-        if upstream is not None:
-            self._gone(
-                upstream,
-                now,
-                status=PublishDoneCode.INTERNAL_ERROR,
-                reason="the publisher was lost",
-                error=DoesNotExist("the publisher was lost"),
-            )
+        """A session that was asked for the Track, or published it, is gone."""
+        self.sources.session_lost(key, now)
         self.retriever.session_lost(key, now)
 
     # Events of our requests
 
     def event(self, place: Place, event: events.Event, now: float) -> None:
         """An event of a request that was made upstream for this Track; not a `StreamEvent`."""
-        upstream = self._upstreams.get(place.session)
-        if upstream is not None and upstream.place == place:
+        upstream = self.sources.find(place)
+        if upstream is not None:
             self._upstream_event(upstream, event, now)
             return
         retrieval = self.retriever.find(place)
@@ -263,28 +207,12 @@ class RelayTrack:
         key = upstream.place.session
         if isinstance(event, events.DataStreamOpened):
             self._open_stream(upstream, event, now)
-        elif isinstance(event, events.RequestAccepted):
-            if isinstance(event.reply, SubscribeOk):
-                self._accepted(upstream, event.reply, now)
-        elif isinstance(event, events.RequestRefused):
-            error = _passed_on(event)
-            status, reason = PublishDoneCode.INTERNAL_ERROR, error.reason
-            self._gone(upstream, now, status=status, reason=reason, error=error)
-        elif isinstance(event, events.SubscriptionEnded):
-            error = DoesNotExist(event.reason or "the track has ended")
-            self._gone(upstream, now, status=event.status, reason=event.reason, error=error)
-        elif isinstance(event, events.RequestCancelled):
-            self._gone(
-                upstream,
-                now,
-                status=PublishDoneCode.INTERNAL_ERROR,
-                reason="the publisher ended the subscription",
-                error=DoesNotExist("the publisher ended the subscription"),
-            )
         elif isinstance(event, events.TrackMalformed):
             self._malformed(key, event.reason, now)
         elif isinstance(event, events.DatagramReceived):
             self._datagram(key, event.datagram, now)
+        else:
+            self.sources.event(upstream, event, now)
 
     def _open_stream(self, upstream: Upstream, event: events.DataStreamOpened, now: float) -> None:
         key = upstream.place.session
@@ -389,20 +317,13 @@ class RelayTrack:
         self._hub.report("malformed", track=str(self.name), session=key, reason=reason)
         self._hub.ban(key, self.name)
         self.consumers.end_malformed(MalformedTrack("the track is malformed"))
-        self._cancel_upstreams(code, now)
+        self._cancel_upstreams(code, now, published=True)
         self._use(self._hub.reopen(self.name))
         self.check_idle(now)
 
-    def _cancel_upstreams(self, code: int, now: float) -> None:
-        upstreams, self._upstreams = self._upstreams, {}
+    def _cancel_upstreams(self, code: int, now: float, *, published: bool) -> None:
         self.retriever.cancel(code, now)
-        for upstream in upstreams.values():
-            self._hub.unbind(upstream.place)
-            session = self._hub.session(upstream.place.session)
-            if session is not None:
-                session.requester.cancel(upstream.place.request_id, code)
-            upstream.close_streams(code)
-        self._streams.clear()
+        self.sources.cancel(code, published=published)
 
     def _stop(self, key: int, stream_id: int, code: int) -> None:
         session = self._hub.session(key)
@@ -432,22 +353,15 @@ class RelayTrack:
             self._idle_since = None
             return
         linger = self._hub.limits.upstream_linger
-        if self._upstreams:
+        if self.sources:
             if self._idle_since is None:
                 self._idle_since = now
                 self._hub.at(now + linger, self.check_idle)
             if now < self._idle_since + linger:
                 return
-            self._cancel_upstreams(StreamCode.CANCELLED, now)
+            self._cancel_upstreams(StreamCode.CANCELLED, now, published=False)
+            self.sources.pause(now)
         self.retriever.cancel(StreamCode.CANCELLED, now)
         self.consumers.release()
-        self._hub.release(self)
-
-
-def _passed_on(event: events.RequestRefused) -> RequestError:
-    """The error of upstream as it goes downstream; a redirect is not followed."""
-    error = event.error
-    if error.error_code == RequestCode.REDIRECT:
-        return DoesNotExist("the publisher is elsewhere")
-    retry = error.retry_interval - 1 if error.retry_interval else None
-    return RequestError(error.reason, error.error_code, retry)
+        if not self.sources:
+            self._hub.release(self)

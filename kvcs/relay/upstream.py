@@ -30,6 +30,8 @@ class Ask(Enum):
     SUBSCRIBE = auto()
     FETCH = auto()
     STATUS = auto()
+    PUBLISH = auto()
+    """A PUBLISH of ours that a SUBSCRIBE_TRACKS is owed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,12 +181,32 @@ class Upstream:
     """One upstream subscription."""
 
     place: Place
+    published: bool = False
+    """Whether a PUBLISH has begun it."""
+
     established: bool = False
+    forward: bool = True
+    """Its Forward State, as far as it is sure that everything comes."""
+
+    wanted: bool = True
+    """The Forward State that it is to have."""
+
+    asked: bool = True
+    """The Forward State that a REQUEST_UPDATE without answer asks for."""
+
+    update_id: int | None = None
+    """That REQUEST_UPDATE."""
+
     fill: Retrieval | None = None
     """The fill that its SUBSCRIBE asked for, while it runs."""
 
     streams: dict[int, SubgroupIntake] = field(default_factory=dict)
     """Subgroup streams that are open."""
+
+    @property
+    def flowing(self) -> bool:
+        """Whether what is published comes here."""
+        return self.established and self.forward
 
     def open_stream(self, bay: Bay, stream_id: int, header: SubgroupHeader) -> Intake:
         """A subgroup stream of the subscription began."""

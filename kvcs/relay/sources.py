@@ -1,0 +1,289 @@
+"""The upstream subscriptions of one Track: asked for by SUBSCRIBE, or begun by PUBLISH (MOQT §7).
+
+Downstream requests are served while one of them flows: it is established and its Forward State
+is 1. What a PUBLISH has begun lives as long as its publisher wants; while nobody downstream needs
+the Track it is paused, and the cache tells what it lacks as it does after an eviction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import RequestError, UsageError
+from kvcs.moqt import events
+from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode, StreamCode
+from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.messages import RequestOk, SubscribeOk
+from kvcs.moqt.names import GroupOrder, Location
+from kvcs.moqt.parameters import Parameters, ParameterType
+from kvcs.moqt.properties import KeyValues
+from kvcs.relay.hub import Hub
+from kvcs.relay.namespaces import Place
+from kvcs.relay.upstream import Retrieval, Upstream
+
+if TYPE_CHECKING:
+    from kvcs.relay.tracks import RelayTrack
+
+
+class Sources:
+    """Where the Objects of one Track come from as they are published.
+
+    Args:
+        hub: the relay's core.
+        owner: the Track.
+    """
+
+    def __init__(self, hub: Hub, owner: RelayTrack) -> None:
+        self._hub = hub
+        self._owner = owner
+        self._upstreams: dict[Place, Upstream] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is any, established or not."""
+        return bool(self._upstreams)
+
+    @property
+    def established(self) -> bool:
+        """Whether one is Established."""
+        return any(upstream.established for upstream in self._upstreams.values())
+
+    @property
+    def flowing(self) -> bool:
+        """Whether one brings what is published."""
+        return any(upstream.flowing for upstream in self._upstreams.values())
+
+    @property
+    def published(self) -> bool:
+        """Whether a PUBLISH has begun one."""
+        return any(upstream.published for upstream in self._upstreams.values())
+
+    def sessions(self, *, published: bool = False) -> list[int]:
+        """Sessions that are sources; those only that PUBLISH where ``published``."""
+        found = (
+            up.place.session for up in self._upstreams.values() if up.published or not published
+        )
+        return list(dict.fromkeys(found))
+
+    def find(self, place: Place) -> Upstream | None:
+        """The upstream subscription of a request."""
+        return self._upstreams.get(place)
+
+    # Beginning
+
+    def subscribe_to(self, publishers: list[int], now: float) -> None:
+        """SUBSCRIBE to every one of them; the first is also asked for the past that is wanted."""
+        owner, stats = self._owner, self._hub.stats
+        fill_start = owner.consumers.fill_start()
+        for key in publishers:
+            session = self._hub.session(key)
+            if session is None or key in self.sessions():
+                continue
+            parameters = self._parameters(fill_start)
+            try:
+                request_id = session.requester.subscribe(owner.name, parameters)
+            except UsageError:
+                continue
+            upstream = Upstream(Place(key, request_id))
+            self._upstreams[upstream.place] = upstream
+            self._hub.bind(upstream.place, owner)
+            stats.upstream_subscriptions += 1
+            if fill_start is not None:
+                stats.upstream_fills += 1
+                upstream.fill = owner.retriever.begin_fill(upstream.place, fill_start, now)
+                fill_start = None
+        if not self._upstreams:
+            owner.consumers.refuse_waiting(DoesNotExist("no publisher of this track can be asked"))
+
+    def _parameters(self, fill_start: Location | None) -> Parameters:
+        parameters = Parameters.of(
+            location_filter=LocationFilter.next_object(), group_order=GroupOrder.ASCENDING
+        )
+        if fill_start is not None:
+            fill = Parameters.of(location_filter=LocationFilter.absolute_start(*fill_start))
+            parameters = parameters.replace(fill_parameters=fill)
+        asked = self._owner.consumers.new_group_request()
+        if asked is not None:
+            parameters = parameters.replace(new_group_request=asked)
+        return parameters
+
+    def take(self, place: Place, event: events.PublishReceived, now: float) -> None:
+        """Accept a PUBLISH: a subscription that is established from now on."""
+        session = self._hub.session(place.session)
+        if session is None:
+            return
+        upstream = Upstream(place, published=True)
+        upstream.forward = upstream.wanted = bool(event.parameters.get(ParameterType.FORWARD, 1))
+        self._upstreams[place] = upstream
+        self._hub.bind(place, self._owner)
+        self._hub.stats.upstream_publishes += 1
+        session.responder.accept_publish(place.request_id)
+        largest = event.parameters.get(ParameterType.LARGEST_OBJECT)
+        self._established(upstream, largest, event.track_properties, now)
+        if self._owner.needed:
+            self.resume(now)
+
+    def _established(
+        self, upstream: Upstream, largest: Location | None, properties: KeyValues, now: float
+    ) -> None:
+        owner = self._owner
+        known = owner.track.largest
+        alone = not self.established and not owner.track.listeners
+        if alone and known is not None and (largest is None or largest < known):
+            # Its publisher began anew at Locations that are cached of an earlier publication.
+            owner.begin_anew()
+        upstream.established = True
+        owner.take_properties(properties)
+        if owner.track.ended is not None:
+            owner.track.reopen()
+        if largest is not None:
+            owner.track.note_largest(largest)
+        if upstream.fill is not None:
+            owner.retriever.fill_accepted(upstream.fill, largest, now)
+        if upstream.flowing:
+            owner.consumers.answer_waiting(now)
+        owner.check_idle_soon()
+
+    # Pausing what was published
+
+    def resume(self, now: float) -> None:
+        """Somebody downstream needs the Track: every publisher is to send (§7)."""
+        for upstream in list(self._upstreams.values()):
+            if upstream.published:
+                self._steer(upstream, forward=True, now=now)
+
+    def pause(self, now: float) -> None:
+        """Nobody downstream needs the Track."""
+        for upstream in list(self._upstreams.values()):
+            if upstream.published:
+                self._steer(upstream, forward=False, now=now)
+
+    def _steer(self, upstream: Upstream, *, forward: bool, now: float) -> None:
+        upstream.wanted = forward
+        if upstream.update_id is not None or upstream.forward == forward:
+            return  # where an answer is out, it is looked at again with that
+        session = self._hub.session(upstream.place.session)
+        if session is None:
+            return
+        try:
+            upstream.asked = forward
+            upstream.update_id = session.requester.update(
+                upstream.place.request_id, Parameters.of(forward=int(forward))
+            )
+        except UsageError:
+            return  # it has ended: what says so is on its way to us
+        if not forward:
+            upstream.forward = False  # what is published from here on may be missing
+        if forward:
+            self._owner.consumers.publisher_asked(now)
+
+    def _steered(self, upstream: Upstream, event: events.RequestUpdateAnswered, now: float) -> None:
+        if event.update_id != upstream.update_id:
+            return
+        upstream.update_id = None
+        if not isinstance(event.reply, RequestOk):
+            return  # PUBLISH_DONE follows
+        largest = event.reply.parameters.get(ParameterType.LARGEST_OBJECT)
+        if largest is not None:
+            self._owner.track.note_largest(largest)
+        upstream.forward = upstream.asked
+        if upstream.forward != upstream.wanted:
+            self._steer(upstream, forward=upstream.wanted, now=now)
+        elif upstream.flowing:
+            self._owner.consumers.answer_waiting(now)
+
+    # What upstream says
+
+    def event(self, upstream: Upstream, event: events.Event, now: float) -> None:
+        """An event of an upstream subscription that is not about its data."""
+        if isinstance(event, events.RequestAccepted):
+            if isinstance(event.reply, SubscribeOk):
+                largest = event.reply.parameters.get(ParameterType.LARGEST_OBJECT)
+                self._established(upstream, largest, event.reply.track_properties, now)
+        elif isinstance(event, events.RequestUpdateAnswered):
+            self._steered(upstream, event, now)
+        elif isinstance(event, events.StateNotified):
+            largest = event.parameters.get(ParameterType.LARGEST_OBJECT)
+            if largest is not None:
+                self._owner.track.note_largest(largest)
+        elif isinstance(event, events.RequestRefused):
+            error = passed_on(event)
+            status, reason = PublishDoneCode.INTERNAL_ERROR, error.reason
+            self._gone(upstream, now, status=status, reason=reason, error=error)
+        elif isinstance(event, events.SubscriptionEnded):
+            error = DoesNotExist(event.reason or "the track has ended")
+            self._gone(upstream, now, status=event.status, reason=event.reason, error=error)
+        elif isinstance(event, events.RequestCancelled):
+            self._gone(
+                upstream,
+                now,
+                status=PublishDoneCode.INTERNAL_ERROR,
+                reason="the publisher ended the subscription",
+                error=DoesNotExist("the publisher ended the subscription"),
+            )
+
+    # Ends
+
+    def session_lost(self, key: int, now: float) -> None:
+        """A session is gone, and what came from it."""
+        for upstream in [up for up in self._upstreams.values() if up.place.session == key]:
+            self._gone(
+                upstream,
+                now,
+                status=PublishDoneCode.INTERNAL_ERROR,
+                reason="the publisher was lost",
+                error=DoesNotExist("the publisher was lost"),
+            )
+
+    def cancel(self, code: int, *, published: bool) -> None:
+        """End what was asked for; also what a PUBLISH has begun where ``published``."""
+        for place, upstream in list(self._upstreams.items()):
+            if upstream.published and not published:
+                continue
+            del self._upstreams[place]
+            self._hub.unbind(place)
+            session = self._hub.session(place.session)
+            if session is not None:
+                session.requester.cancel(place.request_id, code)
+            self._owner.forget_streams(upstream)
+            upstream.close_streams(code)
+
+    def _gone(
+        self,
+        upstream: Upstream,
+        now: float,
+        *,
+        status: int,
+        reason: str,
+        error: RequestError,
+        code: int = StreamCode.INTERNAL_ERROR,
+    ) -> None:
+        """An upstream subscription is over; with the last one the Track ends downstream too."""
+        owner = self._owner
+        if self._upstreams.pop(upstream.place, None) is None:
+            return
+        self._hub.unbind(upstream.place)
+        owner.forget_streams(upstream)
+        upstream.close_streams(code)
+        fill: Retrieval | None
+        fill, upstream.fill = upstream.fill, None
+        if fill is not None and fill.place == upstream.place:
+            owner.retriever.failed(fill, now)
+        if status == PublishDoneCode.TRACK_ENDED:
+            owner.finished_by(upstream.place.session)
+        if self._upstreams:
+            return
+        if upstream.established:
+            if status != PublishDoneCode.TRACK_ENDED and owner.whole:
+                status, reason = PublishDoneCode.TRACK_ENDED, ""  # nothing of it can be missing
+            owner.track.end(status, reason)
+        owner.consumers.publication_over(error)
+        owner.check_idle(now)
+
+
+def passed_on(event: events.RequestRefused) -> RequestError:
+    """The error of upstream as it goes downstream; a redirect is not followed."""
+    error = event.error
+    if error.error_code == RequestCode.REDIRECT:
+        return DoesNotExist("the publisher is elsewhere")
+    retry = error.retry_interval - 1 if error.retry_interval else None
+    return RequestError(error.reason, error.error_code, retry)

@@ -108,7 +108,7 @@ class SubscriptionDelivery:
         self._senders: dict[Subgroup, SubgroupSender] = {}
         self._fills: dict[RangeSender, bool] = {}
         """Fills under way, and whether each follows the subscription's priority."""
-        self._datagrams: set[DatagramSender] = set()
+        self._datagrams: dict[DatagramSender, None] = {}
 
     def _resolve(self, largest: Location | None) -> Range:
         chosen = LocationFilter.none() if self._filter is None else self._filter
@@ -231,7 +231,7 @@ class SubscriptionDelivery:
                 group_order=self.group_order,
                 timeout=self._timeouts.of(self.track, subgroup).datagram,
             )
-            self._datagrams.add(sender)
+            self._datagrams[sender] = None
             sender.on_closed = lambda: self._datagram_closed(sender)
             self.host.schedule(sender)
 
@@ -322,7 +322,7 @@ class SubscriptionDelivery:
         self.check_drained()
 
     def _datagram_closed(self, sender: DatagramSender) -> None:
-        self._datagrams.discard(sender)
+        self._datagrams.pop(sender, None)
         self.check_drained()
 
     def check_drained(self) -> None:

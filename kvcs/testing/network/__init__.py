@@ -8,6 +8,7 @@ same seed gives the same run. See docs/testing.md.
 from kvcs.testing.network.certificates import Credentials, write_credentials
 from kvcs.testing.network.conditions import Conditions, Link
 from kvcs.testing.network.hosts import Host
+from kvcs.testing.network.leftovers import leftovers
 from kvcs.testing.network.loop import VirtualLoop, VirtualTimeError, run
 from kvcs.testing.network.network import Network, Path
 from kvcs.testing.network.trace import Trace
@@ -22,6 +23,7 @@ __all__ = [
     "Trace",
     "VirtualLoop",
     "VirtualTimeError",
+    "leftovers",
     "run",
     "write_credentials",
 ]

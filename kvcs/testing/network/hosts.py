@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -188,7 +189,7 @@ class Host:
             number = self._next_port
             self._next_port += 1
         if number in self.ports:
-            raise OSError(98, "Address already in use")
+            raise OSError(errno.EADDRINUSE, "Address already in use")
         port = self.ports[number] = Port(self, number, readable, refused)
         self.network.bind(port)
         return port

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -47,6 +49,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     _scheduled: list[asyncio.TimerHandle]  # of BaseEventLoop: a heap by time
+    _ready: deque[asyncio.Handle]  # of BaseEventLoop: what runs in this turn
 
     def __init__(self, limit: float = DEFAULT_LIMIT) -> None:
         super().__init__()
@@ -161,7 +164,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if timeout == 0:
             self._turns += 1
             if self._turns > MAX_TURNS:
-                raise VirtualTimeError(f"time stands still at {self.elapsed:g} s: {self._tasks()}")
+                turning = "; ".join(repr(handle) for handle in list(self._ready)[:MAX_NAMED])
+                raise VirtualTimeError(
+                    f"time stands still at {self.elapsed:g} s: {turning}; {self._tasks()}"
+                )
             return
         if timeout is None or not self._scheduled:
             raise VirtualTimeError(f"nothing will ever happen: {self._tasks()}")
@@ -235,6 +241,12 @@ def _clean_up(loop: VirtualLoop) -> None:
     loop.allow(CLEAN_UP)
     for task in tasks:
         task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
+    try:
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    except VirtualTimeError:
+        # What still waits ends here, where it cannot meddle with another loop.
+        del tasks
+        loop._ready.clear()
+        gc.collect()

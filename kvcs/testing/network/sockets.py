@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Any
 
@@ -41,10 +42,22 @@ class VirtualSocket(socket.socket):
         """It never blocks."""
 
     def setsockopt(self, level: int, option: int, value: Any, length: int | None = None) -> None:
-        """Nothing is set: buffers are those of the host."""
+        """Nothing is set: buffers are those of the host.
+
+        Raises:
+            OSError: UDP has no options here: no segmentation offload.
+        """
+        if level == socket.IPPROTO_UDP:
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
 
     def getsockopt(self, level: int, option: int, length: int = 0) -> int:  # type: ignore[override]
-        """The host's buffers, counted twice as Linux does."""
+        """The host's buffers, counted twice as Linux does.
+
+        Raises:
+            OSError: as `setsockopt`.
+        """
+        if level == socket.IPPROTO_UDP:
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
         return self._buffers.get(option, 0)
 
     def bind(self, address: Any) -> None:
@@ -71,7 +84,7 @@ class VirtualSocket(socket.socket):
             OSError: there is none.
         """
         if self._remote is None:
-            raise OSError(107, "Transport endpoint is not connected")
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
         return self._remote
 
     def send(self, data: Any, flags: int = 0) -> int:
@@ -123,5 +136,5 @@ class VirtualSocket(socket.socket):
 
     def _refused(self) -> None:
         if self._remote is not None:
-            self._errors.append(ConnectionRefusedError(111, "Connection refused"))
+            self._errors.append(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
             self._readable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -129,7 +130,7 @@ class Recorder:
 
 
 class Side:
-    """One end: its transport, its receiver, its end of the wire."""
+    """One end: its transport, its receiver, its end of the wire, its process and its kernel."""
 
     blocked = False
     socket_buffers = (4096, 4096)
@@ -143,6 +144,16 @@ class Side:
         self.receiver: Recorder
         self.sent: list[bytes] = []
         self.drop: Callable[[bytes], bool] = lambda data: False
+        self.delay = DELAY
+        """Seconds that what it sends takes."""
+        self.stopped = False
+        """Whether its process reads nothing; set it by `stop` and `go_on`."""
+        self.buffer = 4 * 1024 * 1024
+        """Octets that its kernel keeps while nothing is read; the rest is lost."""
+        self.overflown = 0
+        self._kept: deque[tuple[bytes, Any]] = deque()
+        self._kept_octets = 0
+        self._overdue: list[tuple[Call, Callable[[], object]]] = []
         self.ending: Ending | None = None
         self.connection_ids: list[bytes] = []
         self._batch_arranged = False
@@ -157,18 +168,68 @@ class Side:
         for data, _ in datagrams:
             self.sent.append(data)
             if not self.drop(data):
-                self.clock.call_at(self.clock.time() + DELAY, partial(self._arrive, data))
+                arrive = partial(self.peer._arrive, data, self.address)
+                self.clock.call_at(self.clock.time() + self.delay, arrive)
 
-    def _arrive(self, data: bytes) -> None:
-        peer = self.peer
-        peer.transport.datagram_received(data, self.address, self.clock.time())
-        if not peer._batch_arranged:
-            peer._batch_arranged = True
-            self.clock.call_at(self.clock.time(), peer._end_batch)
+    def _arrive(self, data: bytes, address: Any) -> None:
+        if self._kept_octets + len(data) > self.buffer:
+            self.overflown += 1
+            return
+        self._kept.append((data, address))
+        self._kept_octets += len(data)
+        self._read_soon()
 
-    def _end_batch(self) -> None:
+    def _read_soon(self) -> None:
+        if not self._batch_arranged and not self.stopped:
+            self._batch_arranged = True
+            self.clock.call_at(self.clock.time() + self.reads_every, self._read)
+
+    reads_every = 0.0
+    """Seconds from an arrival to the wake-up that reads it, and what came with it."""
+
+    def _read(self) -> None:
         self._batch_arranged = False
+        if self.stopped:
+            return
+        for _ in range(min(len(self._kept), 64)):
+            data, address = self._kept.popleft()
+            self._kept_octets -= len(data)
+            self.transport.datagram_received(data, address, self.clock.time())
         self.transport.batch_ended(self.clock.time())
+        if self._kept:
+            self._read_soon()
+
+    def stop(self) -> None:
+        """Its process stops: nothing is read, and no timer of its runs."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """It goes on: timers that are overdue come first, then what the kernel kept."""
+        self.stopped = False
+        overdue, self._overdue = self._overdue, []
+        for call, callback in overdue:
+            if call.callback is not None:
+                callback()
+        if self._kept:
+            self._read_soon()
+
+    # Clock
+
+    def time(self) -> float:
+        """Now."""
+        return self.clock.time()
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Call:
+        """Arrange a call, which waits where the process is stopped then."""
+
+        def fire() -> None:
+            if self.stopped:
+                self._overdue.append((call, callback))
+            else:
+                callback()
+
+        call = self.clock.call_at(when, fire)
+        return call
 
     # Owner
 
@@ -220,7 +281,7 @@ class Pair:
             side.transport = AioquicTransport(
                 side.quic,
                 wire=side,
-                clock=self.clock,
+                clock=side,
                 owner=side,
                 receiver_factory=side.make_receiver,
                 settings=settings,

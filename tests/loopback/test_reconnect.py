@@ -3,103 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 import kvcs
 from kvcs.moqt.errors import SessionCode
-from kvcs.quic.connection import Connection
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import HOST, SESSION
+from tests.loopback.moving import SAFETY, SOON, restartable, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-SOON = kvcs.Reconnect(
-    initial=20.0, deadline=20.0, first_pause=0.01, max_pause=0.05, linger=0.1, leave=5.0
-)
-"""Comes back soon, and gives up long after a busy machine would have let it."""
-
-SAFETY = 20.0
-"""Seconds in which everything here is over, whatever else the machine does."""
-
-
-def relay_settings(files: PemFiles, port: int = 0, goaway: float = 5.0) -> kvcs.RelaySettings:
-    return kvcs.RelaySettings(
-        cert=files.cert,
-        key=files.key,
-        host=HOST,
-        port=port,
-        allow_anyone=True,
-        goaway_timeout=goaway,
-        session=SESSION,
-    )
-
-
-class Restartable:
-    """A relay that can be stopped and started again, empty, on the same port."""
-
-    def __init__(self, files: PemFiles) -> None:
-        self._files = files
-        self._port = 0
-        self.relay: kvcs.Relay | None = None
-
-    async def start(self) -> None:
-        """Listen, on the port of the last time."""
-        relay = kvcs.Relay(relay_settings(self._files, self._port))
-        await relay.__aenter__()
-        self.relay, self._port = relay, relay.port
-
-    async def kill(self) -> None:
-        """Close everything without a word of goodbye."""
-        assert self.relay is not None
-        await self.relay.close(at_once=True)
-        self.relay = None
-
-    async def stop(self) -> None:
-        """Stop in good order."""
-        assert self.relay is not None
-        await self.relay.close()
-        self.relay = None
-
-    @property
-    def url(self) -> str:
-        """Where it listens, or will again."""
-        return f"moqt://{HOST}:{self._port}"
-
-    @property
-    def running(self) -> kvcs.Relay:
-        """The relay that runs."""
-        assert self.relay is not None
-        return self.relay
-
-
-@asynccontextmanager
-async def restartable(files: PemFiles) -> AsyncIterator[Restartable]:
-    """A relay, running."""
-    relay = Restartable(files)
-    await relay.start()
-    try:
-        yield relay
-    finally:
-        if relay.relay is not None:
-            await relay.kill()
-
-
-async def until(connection: Connection, condition: Callable[[], bool]) -> None:
-    """Wait until something holds of a linked connection, looking at each change."""
-    assert connection.link is not None
-    changed = asyncio.Event()
-    connection.link.on_change(changed.set)
-    try:
-        async with asyncio.timeout(SAFETY):
-            while not condition():
-                changed.clear()
-                await changed.wait()
-    finally:
-        connection.link.off_change(changed.set)
 
 
 async def retrieve(url: str, files: PemFiles, prefix: kvcs.Prefix) -> list[kvcs.Layer]:

@@ -107,8 +107,8 @@ def two() -> tuple[Held, Held]:
     return Held(toy_publication()), Held(toy_publication())
 
 
-@pytest.mark.parametrize("timeout", [0.0, 10.0])
-async def test_goaway_between_layers(files: PemFiles, timeout: float) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 10.0])
+async def test_goaway_between_layers(files: PemFiles, seconds: float) -> None:
     first, second = two()
     for raw in (first, second):
         raw.manifest(layers=0)
@@ -116,7 +116,7 @@ async def test_goaway_between_layers(files: PemFiles, timeout: float) -> None:
         await it.follows()
         it.layers(0, 1)
         await it.has(1, 2)
-        it.old.goaway(it.new.url, timeout=timeout)
+        it.old.goaway(it.new.url, timeout=seconds)
         await it.moved()
         second.layers(2, 3)  # the first one is not needed any more
         it.finish(second)

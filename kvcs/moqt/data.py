@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 
 from kvcs.moqt.datagrams import ObjectDatagram, PaddingDatagram, decode_datagram
 from kvcs.moqt.encoders import FetchEncoder, SubgroupEncoder
-from kvcs.moqt.errors import ProtocolViolation
+from kvcs.moqt.errors import PropertiesTooLong, ProtocolViolation
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import (
     FETCH_DATAGRAM,
@@ -216,7 +216,7 @@ class _ItemParser(ABC):
 
     def _properties_end(self, length: int, pos: int, end: int, start: int) -> int:
         if length > self._max_properties:
-            raise ProtocolViolation(
+            raise PropertiesTooLong(
                 f"Object Properties have {length} octets, limit {self._max_properties}"
             )
         stop = pos + length

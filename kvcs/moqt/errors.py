@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from kvcs.errors import RequestError, SessionError
+from kvcs.moqt.limits import Limit
 
 
 class SessionCode(IntEnum):
@@ -94,6 +95,12 @@ class ProtocolViolation(SessionError):
     """Most broken rules of the session."""
 
     code = SessionCode.PROTOCOL_VIOLATION
+
+
+class PropertiesTooLong(ProtocolViolation):
+    """Object Properties beyond what we take."""
+
+    limit = Limit.OBJECT_PROPERTIES
 
 
 class InvalidRequestId(SessionError):

@@ -2,6 +2,7 @@
 
 The sizes are in `kvcs.moqt.settings` (what a user may want to change) and beside the code that
 holds what they bound. Here are their names, so that a counter and a log line say which one it was.
+Log lines that a peer can cause are bounded in `kvcs.observe.logs`.
 """
 
 from __future__ import annotations
@@ -86,9 +87,6 @@ class Limit(StrEnum):
 
     STREAM_COUNT = "stream_count"
     """More streams of a subscription than its PUBLISH_DONE counts: tolerated."""
-
-    LOG_LINES = "log_lines"
-    """Log lines of one session in a time: more are left out, and their number is told."""
 
 
 class LimitCounters(Mapping[Limit, int]):

@@ -327,6 +327,9 @@ class Session:
         try:
             step()
         except SessionError as exc:
+            limit = getattr(exc, "limit", None)
+            if limit is not None:
+                self.limits.reached(limit)
             self.close(exc.code, exc.reason)
         except Exception as exc:
             self._fail(exc)

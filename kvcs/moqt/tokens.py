@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvcs.errors import RequestError, SessionError, UsageError
 from kvcs.moqt.errors import KeyValueError, RequestCode, SessionCode
+from kvcs.moqt.limits import Limit
 from kvcs.moqt.wire import NeedMore, Octets, Reader, encode_vi64
 
 __all__ = [
@@ -37,6 +38,7 @@ class AuthTokenCacheOverflow(SessionError):
     """REGISTER beyond the cache size we advertised, in another message than SETUP."""
 
     code = SessionCode.AUTH_TOKEN_CACHE_OVERFLOW
+    limit = Limit.TOKEN_CACHE
 
 
 class UnknownAuthTokenAlias(RequestError):

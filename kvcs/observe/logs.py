@@ -7,6 +7,8 @@ token ids. Nothing is shown before the application configures logging for "kvcs"
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from typing import Any
 
 import structlog
@@ -26,6 +28,49 @@ structlog's own default prints local variables with a traceback, and those hold 
 """
 
 
+LINES_PER_SECOND = 100.0
+"""Lines of one logger in the long run, from level info up: a peer can cause many of them."""
+
+LINES_AT_ONCE = 1000
+"""Lines that may come at once, before the rate counts."""
+
+DEBUG_METHODS = frozenset({"debug", "notset"})
+"""Lines that are never left out: whoever asks for them wants them all."""
+
+lines_left_out: Counter[str] = Counter()
+"""Lines that were left out, by logger; the next line that passes says how many came before it."""
+
+
+class _Lines:
+    """Lines of one logger that may still pass."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._left = float(LINES_AT_ONCE)
+        self._at = 0.0
+        self._untold = 0
+
+    def pass_on(self, event: EventDict, now: float) -> None:
+        """Count one line.
+
+        Raises:
+            structlog.DropEvent: there were too many.
+        """
+        if now > self._at:
+            self._left = min(LINES_AT_ONCE, self._left + (now - self._at) * LINES_PER_SECOND)
+            self._at = now
+        if self._left < 1:
+            self._untold += 1
+            lines_left_out[self._name] += 1
+            raise structlog.DropEvent
+        self._left -= 1
+        if self._untold:
+            event["lines_left_out"], self._untold = self._untold, 0
+
+
+_lines: dict[str, _Lines] = {}
+
+
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """The logger of a room.
 
@@ -33,8 +78,9 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
         name: "kvcs." and the room.
 
     Returns:
-        A structlog logger that renders by the application's structlog configuration, or plainly
-        where there is none, and hands over to the standard library's logger of that name.
+        A structlog logger that passes on a bounded number of lines in a time. It renders by the
+        application's structlog configuration, or plainly where there is none, and hands over to
+        the standard library's logger of that name.
     """
     logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
@@ -46,6 +92,11 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def _render(logger: WrappedLogger, method: str, event: EventDict) -> Any:
+    if method not in DEBUG_METHODS:
+        lines = _lines.get(logger.name)
+        if lines is None:
+            lines = _lines[logger.name] = _Lines(logger.name)
+        lines.pass_on(event, time.monotonic())
     configured = structlog.is_configured()
     processors = structlog.get_config()["processors"] if configured else PLAIN
     rendered: Any = event

@@ -64,13 +64,16 @@ ROOMS = {
         INPUT_OUTPUT | CLOCKS,
     ),
     "planner": Room({"errors", "kv"}, set(), INPUT_OUTPUT | CLOCKS),
+    "keyfiles": Room({"errors", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
     "kvfile": Room({"errors", "kv"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
     "observe": Room({"errors"}, {"structlog"}, set()),
     "relay": Room({"errors", "moqt", "trust"}, set(), PURE),
     "relay.server": Room(
-        {"errors", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
+        {"errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
     ),
-    "quic": Room({"errors", "moqt", "observe", "quic.aioquic_backend"}, {"structlog"}, set()),
+    "quic": Room(
+        {"errors", "moqt", "observe", "quic.aioquic_backend", "trust"}, {"structlog"}, set()
+    ),
     "quic.aioquic_backend": Room(
         {"errors", "moqt", "observe", "quic"}, {"aioquic", "cryptography", "structlog"}, set()
     ),

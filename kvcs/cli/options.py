@@ -20,7 +20,8 @@ from kvcs.kv import Descriptor, Prefix, Scope
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.quic.aioquic_backend import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.connection import Connection
-from kvcs.quic.endpoint import connect, token_octets
+from kvcs.quic.endpoint import connect
+from kvcs.quic.tokens import token_octets
 
 MAX_TOKEN_FILE_OCTETS = 1 << 27
 """Longest file of token ids that is read."""

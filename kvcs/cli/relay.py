@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +16,8 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address
 from kvcs.cli.output import Output
+from kvcs.errors import FileError
+from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import Relay, RelaySettings
@@ -43,10 +49,26 @@ def register(app: typer.Typer) -> None:
         ] = 4096,
         allow_anyone: Annotated[
             bool,
-            typer.Option(
-                "--allow-anyone", help="Serve whoever connects: there is no other way yet."
-            ),
+            typer.Option("--allow-anyone", help="Serve whoever connects, without tokens."),
         ] = False,
+        issuers: Annotated[
+            Path | None,
+            typer.Option(
+                "--issuers",
+                metavar="FILE",
+                help="Key ring of the issuers whose tokens count; read again when it changes, or on"
+                " SIGHUP.",
+            ),
+        ] = None,
+        audience: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--audience",
+                metavar="NAME",
+                help="Name of this relay in tokens; may be repeated. The host of --bind by"
+                " default.",
+            ),
+        ] = None,
         datagram_size: DatagramSizeOption = None,
         lines: LinesOption = False,
     ) -> None:
@@ -63,10 +85,12 @@ def register(app: typer.Typer) -> None:
             key=key,
             limits=RelayLimits(cache_octets=cache_mib * MIB),
             allow_anyone=allow_anyone,
+            issuers=issuers,
+            audience=tuple(audience or ()),
             quic=QuicSettings(datagram_size=datagram_size),
         )
         told = Lines(lines)
-        async with Relay(settings) as running:
+        async with Relay(settings) as running, _reloading(running):
             told.event("listening", url=running.url)
             if not lines:
                 output.note(f"relay listening on {running.url}")
@@ -74,6 +98,24 @@ def register(app: typer.Typer) -> None:
                 await running.closed()
             finally:
                 _show(output, running.stats, told)
+
+
+@asynccontextmanager
+async def _reloading(running: Relay) -> AsyncIterator[None]:
+    """SIGHUP reads the issuers again; a file that is no ring leaves them as they were."""
+    loop = asyncio.get_running_loop()
+
+    def reload() -> None:
+        try:
+            running.reload_issuers()
+        except FileError as exc:
+            get_logger("kvcs.cli").error("issuers_not_read", reason=str(exc))
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _show(output: Output, stats: RelayStats, told: Lines) -> None:

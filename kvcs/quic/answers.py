@@ -45,6 +45,8 @@ class Answers:
         self._answerers: list[Answerer] = []
         self._cancellations: dict[int, Handler] = {}
         self._updates: dict[int, UpdateHandler] = {}
+        self.every_update: UpdateHandler | None = None
+        """Judges updates of requests that have no handler of their own."""
 
     def add(self, answerer: Answerer) -> None:
         """Ask ``answerer`` before all others."""
@@ -87,7 +89,7 @@ class Answers:
 
     def take_update(self, event: events.RequestUpdateReceived) -> None:
         """An update that has to be judged: new tokens do no harm, another prefix may."""
-        handler = self._updates.get(event.request_id)
+        handler = self._updates.get(event.request_id, self.every_update)
         responder = self._connection.core.responder
         if handler is not None:
             handler(event)

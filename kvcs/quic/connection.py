@@ -183,6 +183,10 @@ class Connection:
         """
         self._answers.on_update(request_id, handler)
 
+    def answer_updates_with(self, handler: UpdateHandler) -> None:
+        """Let ``handler`` judge such updates of every request of the peer that nobody follows."""
+        self._answers.every_update = handler
+
     def on_closed(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the session is over."""
         if not self.is_open:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +22,7 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.link import Link
 from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import DEFAULT_RECONNECT, INITIAL_SECONDS, Reconnect
+from kvcs.quic.tokens import TokenKeeper, TokenSource
 from kvcs.quic.transport import Transport, TransportReceiver
 
 _log = get_logger("kvcs.quic")
@@ -46,28 +45,11 @@ def implementation() -> str:
         return "kvcs"
 
 
-def token_octets(token: str | bytes | None) -> tuple[bytes, ...]:
-    """A token as SETUP carries it: octets as they are, text as base64url.
-
-    Raises:
-        UsageError: the text is not base64url. The message does not repeat it.
-    """
-    if token is None:
-        return ()
-    if isinstance(token, bytes):
-        return (token,)
-    text = token.strip()
-    try:
-        return (base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True),)
-    except (binascii.Error, ValueError):
-        raise UsageError("the token is not base64url text") from None
-
-
 async def open_connection(
     url: str | MoqtUri,
     *,
     ca: Path | bytes | None = None,
-    token: str | bytes | None = None,
+    token: TokenSource | None = None,
     verify: bool = True,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
@@ -82,9 +64,12 @@ async def open_connection(
         path=uri.path,
         authority=uri.authority,
         implementation=implementation(),
-        tokens=token_octets(token),
     )
     quic = replace(quic or QuicSettings(), alpn=(ALPN,))
+    keeper = None
+    if token is not None:
+        keeper = TokenKeeper(token)
+        settings = replace(settings, tokens=(await keeper.start(quic.connect_timeout),))
     made: list[Connection] = []
 
     def receiver(transport: Transport) -> TransportReceiver:
@@ -101,10 +86,18 @@ async def open_connection(
         )
         return made[-1]
 
-    await current_backend.get().connect(
-        uri.host, uri.port, receiver_factory=receiver, ca=ca, verify=verify, settings=quic
-    )
+    try:
+        await current_backend.get().connect(
+            uri.host, uri.port, receiver_factory=receiver, ca=ca, verify=verify, settings=quic
+        )
+    except BaseException:
+        if keeper is not None:
+            keeper.stop()
+        raise
     connection = made[-1]
+    if keeper is not None:
+        keeper.attach(connection)
+        connection.on_closed(keeper.stop)
     connection.origin.attach(connection)
     try:
         async with asyncio.timeout(quic.connect_timeout):
@@ -125,7 +118,7 @@ async def connect(
     url: str | MoqtUri,
     *,
     ca: Path | bytes | None = None,
-    token: str | bytes | None = None,
+    token: TokenSource | None = None,
     verify: bool = True,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
@@ -140,7 +133,10 @@ async def connect(
     Args:
         url: ``moqt://host:port/path``; port 443 where none is named.
         ca: trusted authorities, a PEM file or its octets; certifi's where None.
-        token: authorization for the whole session: octets, or base64url text.
+        token: authorization: octets, or base64url text; or a function, which may be a coroutine
+            function, that gives a fresh one whenever it is called. It goes with SETUP, for the
+            whole session. A function is called again before the token expires, and the new one goes
+            into every later request, and into a REQUEST_UPDATE of each that is under way.
         verify: False accepts any certificate: for tests on one machine only.
         session: limits and options of the session.
         quic: settings of the transport.
@@ -220,15 +216,26 @@ class Server:
         self._settings = replace(session or SessionSettings(), implementation=implementation())
         self._observer = observer
         self._offer = offer
+        self._keeper: TokenKeeper | None = None
         self._listener: Listener | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._going_away = False
 
     async def start(
-        self, host: str, port: int, *, cert: Path, key: Path, quic: QuicSettings | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        cert: Path,
+        key: Path,
+        quic: QuicSettings | None = None,
+        token: TokenSource | None = None,
     ) -> None:
-        """Listen on an address; see `listen_quic` for what it raises."""
+        """Listen on an address; see `serve`, and `listen_quic` for what it raises."""
         quic = replace(quic or QuicSettings(), alpn=(ALPN,))
+        if token is not None:
+            self._keeper = TokenKeeper(token)
+            await self._keeper.start(quic.connect_timeout)
         self._listener = await current_backend.get().listen(
             host, port, receiver_factory=self._accept, cert=cert, key=key, settings=quic
         )
@@ -275,6 +282,8 @@ class Server:
 
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close every session and give the port back; always ends soon."""
+        if self._keeper is not None:
+            self._keeper.stop()
         if self._listener is not None:
             await self._listener.close(code, reason)
         await self.origin.close()
@@ -285,12 +294,17 @@ class Server:
         return self._listener
 
     def _accept(self, transport: Transport) -> TransportReceiver:
-        connection = Connection(transport, Role.SERVER, self._settings, observer=self._observer)
+        settings, keeper = self._settings, self._keeper
+        if keeper is not None:
+            settings = replace(settings, tokens=(keeper.current,))
+        connection = Connection(transport, Role.SERVER, settings, observer=self._observer)
+        if keeper is not None:
+            keeper.attach(connection)
         if self._going_away:
             connection.core.close(SessionCode.NO_ERROR, "going away")
             return connection
-        self._connections.add(connection)
-        connection.on_closed(lambda: self._connections.discard(connection))
+        self._connections[connection] = None
+        connection.on_closed(lambda: self._connections.pop(connection, None))
         if self._offer:
             self.origin.attach(connection)
         return connection
@@ -305,6 +319,7 @@ async def serve(
     key: Path,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
+    token: TokenSource | None = None,
     datagram_size: int | None = None,
 ) -> AsyncIterator[Server]:
     """Listen for subscribers: a Publisher for two machines without a relay.
@@ -316,6 +331,7 @@ async def serve(
         key: PEM file with the private key.
         session: limits and options of every session.
         quic: settings of the transport.
+        token: authorization that is shown to every peer; as for `connect`.
         datagram_size: octets of UDP payload to send, in place of what each path carries.
 
     Yields:
@@ -326,7 +342,8 @@ async def serve(
         FileError: certificate or key cannot be used.
     """
     server = Server(session)
-    await server.start(host, port, cert=cert, key=key, quic=_pinned(quic, datagram_size))
+    pinned = _pinned(quic, datagram_size)
+    await server.start(host, port, cert=cert, key=key, quic=pinned, token=token)
     try:
         yield server
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from kvcs.errors import UsageError
+from kvcs.errors import FileError, UsageError
+from kvcs.keyfiles import RingFile
 from kvcs.moqt import events
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.uri import parse_uri
@@ -17,8 +19,11 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server
 from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
+from kvcs.relay.policy import Policy
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import RelayStats
+from kvcs.trust import Authority, KeyRing, KeyUse, TokenVerifier
+from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
 
 _log = get_logger("kvcs.relay")
 
@@ -48,6 +53,22 @@ class RelaySettings:
     allow_anyone: bool = False
     """Serve anyone who can reach the port. A relay without authorization starts only with it."""
 
+    issuers: Path | None = None
+    """COSE_KeySet of the issuers whose tokens count, each key with the scope that it speaks for.
+    The file is looked at from time to time, and read again when it has changed."""
+
+    audience: tuple[str, ...] = ()
+    """Names of this relay: a token has to be for one of them. By default `host`."""
+
+    issuers_interval: float = 5.0
+    """Seconds between looks at `issuers`."""
+
+    max_token_lifetime: float = MAX_LIFETIME
+    """Longest time from a token's issue to its expiry, seconds."""
+
+    token_skew: float = CLOCK_SKEW
+    """Seconds by which an issuer's clock may differ from this one's."""
+
     limits: RelayLimits = field(default_factory=RelayLimits)
     """Cache size, limits and waits of the core."""
 
@@ -69,6 +90,12 @@ class RelaySettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port must lie between 0 and 65535, not {self.port}")
+        if self.allow_anyone and self.issuers is not None:
+            raise UsageError("a relay serves anyone, or whom its issuers let in: not both")
+        if self.audience and self.issuers is None:
+            raise UsageError("audience needs issuers: without tokens it means nothing")
+        if not self.issuers_interval > 0:
+            raise UsageError(f"issuers_interval must be above 0 s, not {self.issuers_interval}")
         if self.max_sessions < 1:
             raise UsageError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.goaway_timeout >= 0:
@@ -95,16 +122,24 @@ class Relay:
 
     Raises:
         UsageError: nothing says who may use it.
+        FileError: the issuers cannot be read.
     """
 
     def __init__(self, settings: RelaySettings) -> None:
-        if not settings.allow_anyone:
+        if not settings.allow_anyone and settings.issuers is None:
             raise UsageError(
-                "the relay has no authorization: pass allow_anyone (--allow-anyone) to serve"
-                " whoever can reach its port"
+                "the relay has no authorization: name the issuers whose tokens count (issuers,"
+                " --issuers), or pass allow_anyone (--allow-anyone) to serve whoever can reach its"
+                " port"
             )
         self.settings = settings
-        self._core = RelayCore(settings.limits, self._arm)
+        self._issuers = None
+        policy = Policy()
+        if settings.issuers is not None:
+            self._issuers = RingFile(settings.issuers, KeyUse.TOKEN)
+            policy = _policy(settings, self._issuers.ring)
+        self._watch: asyncio.TimerHandle | None = None
+        self._core = RelayCore(settings.limits, self._arm, policy)
         self._server = Server(settings.session, observer=self._observe, offer=False)
         self._keys: dict[Connection, int] = {}
         self._next_key = 0
@@ -125,6 +160,7 @@ class Relay:
         settings = self.settings
         self._loop = asyncio.get_running_loop()
         self._empty.set()
+        self._watch_issuers()
         await self._server.start(
             settings.host,
             settings.port,
@@ -159,8 +195,9 @@ class Relay:
                 await self._say_goodbye()
         finally:
             await self._server.close()
-            if self._timer is not None:
-                self._timer.cancel()
+            for handle in (self._timer, self._watch):
+                if handle is not None:
+                    handle.cancel()
             self._log_reports()
             self._closed.set()
             _log.info("relay_stopped", sessions=self.stats.sessions_total)
@@ -199,7 +236,32 @@ class Relay:
         """Wait until the relay has stopped; cancelling leaves it as it is."""
         await self._closed.wait()
 
+    def reload_issuers(self) -> None:
+        """Read the issuers again; what keys that are gone have allowed ends.
+
+        Raises:
+            FileError: the file cannot be read, or is no ring of issuers; then it is as it was.
+        """
+        if self._issuers is None or self._loop is None:
+            return
+        self._issuers.reload()
+        _log.info("issuers_read", keys=len(self._issuers.ring))
+        self._core.issuers_changed(self._loop.time())
+        self._log_reports()
+        self._arm()
+
     # Inner workings
+
+    def _watch_issuers(self) -> None:
+        """Look whether the issuers have changed, and again after a while."""
+        if self._issuers is None or self._loop is None or self._closing:
+            return
+        if self._issuers.changed():
+            try:
+                self.reload_issuers()
+            except FileError as exc:
+                _log.error("issuers_not_read", reason=str(exc))
+        self._watch = self._loop.call_later(self.settings.issuers_interval, self._watch_issuers)
 
     async def _say_goodbye(self) -> None:
         timeout = self.settings.goaway_timeout
@@ -235,6 +297,7 @@ class Relay:
         self._empty.clear()
         # The core answers every request of the peer; nobody else is asked.
         connection.answer_with(lambda _connection, _event: True)
+        connection.answer_updates_with(lambda _event: None)
         self._core.session_opened(key, connection.core, now)
         return key
 
@@ -260,6 +323,17 @@ class Relay:
     def _log_reports(self) -> None:
         while (report := self._core.next_report()) is not None:
             _log.info(report.event, **report.facts)
+
+
+def _policy(settings: RelaySettings, issuers: KeyRing) -> Policy:
+    """Who may do what, by tokens of these issuers."""
+    verifier = TokenVerifier(
+        issuers,
+        settings.audience or (settings.host,),
+        skew=settings.token_skew,
+        max_lifetime=settings.max_token_lifetime,
+    )
+    return Policy(Authority(verifier), time.time)
 
 
 def _bounded(quic: QuicSettings, max_sessions: int) -> QuicSettings:

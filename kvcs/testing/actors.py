@@ -35,9 +35,14 @@ def full_name(track: bytes = b"k.raw.s0", namespace: TrackNamespace = PUBLICATIO
 class PublisherPeer:
     """Announces namespaces and serves Tracks of its own, like an origin."""
 
-    def __init__(self, hub: Hub, namespace: TrackNamespace | None = PUBLICATION) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        namespace: TrackNamespace | None = PUBLICATION,
+        settings: SessionSettings | None = None,
+    ) -> None:
         self.hub = hub
-        self.spoke = hub.connect()
+        self.spoke = hub.connect(settings)
         self.end = self.spoke.peer
         self.tracks: dict[FullTrackName, Track] = {}
         self.subscribes: list[events.SubscribeReceived] = []

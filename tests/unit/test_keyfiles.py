@@ -1,0 +1,107 @@
+"""Files of keys: who may read them, what is refused, and a ring that follows its file."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvcs.errors import FileError
+from kvcs.keyfiles import (
+    RingFile,
+    load_key_ring,
+    load_signing_key,
+    save_key_ring,
+    save_signing_key,
+)
+from kvcs.trust import KeyRing, KeyUse, SigningKey
+from kvcs.trust.rings import MAX_KEY_SET_OCTETS
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_there_and_back_for_the_owner_alone(tmp_path: Path) -> None:
+    key = SigningKey.generate()
+    mine, ring = tmp_path / "mine.key", tmp_path / "ring"
+    before = os.umask(0)
+    try:
+        save_signing_key(mine, key)
+        save_key_ring(ring, KeyRing([key.public]))
+        save_key_ring(ring, KeyRing([key.public, SigningKey.generate().public]))
+    finally:
+        os.umask(before)
+    assert mode(mine) == mode(ring) == 0o600
+    assert load_signing_key(mine).public == key.public
+    assert len(load_key_ring(ring)) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.key", "ring"]
+
+
+def test_a_signing_key_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "mine.key"
+    save_signing_key(path, SigningKey.generate())
+    before = path.read_bytes()
+    with pytest.raises(FileError, match="there already"):
+        save_signing_key(path, SigningKey.generate())
+    assert path.read_bytes() == before
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    key = SigningKey.generate()
+    mine, ring, junk = tmp_path / "mine.key", tmp_path / "ring", tmp_path / "junk"
+    save_signing_key(mine, key)
+    save_key_ring(ring, KeyRing([key.public]))
+    junk.write_bytes(b"junk")
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(MAX_KEY_SET_OCTETS + 1)
+    for load, path in (
+        (load_key_ring, mine),
+        (load_key_ring, junk),
+        (load_key_ring, large),
+        (load_key_ring, tmp_path / "absent"),
+        (load_signing_key, ring),
+        (load_signing_key, junk),
+        (load_signing_key, tmp_path),
+    ):
+        with pytest.raises(FileError, match=path.name):
+            load(path)
+    with pytest.raises(FileError, match="signs manifests"):
+        load_key_ring(ring, KeyUse.TOKEN)
+    with pytest.raises(FileError, match="trusts nobody"):
+        save_key_ring(ring, KeyRing())
+    with pytest.raises(FileError, match="absent"):
+        save_key_ring(tmp_path / "absent" / "ring", KeyRing([key.public]))
+
+
+def test_a_ring_follows_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "ring"
+    old, new = SigningKey.generate(), SigningKey.generate()
+    save_key_ring(path, KeyRing([old.public]))
+    followed = RingFile(path)
+    assert not followed.changed()
+    save_key_ring(path, KeyRing([new.public]))
+    assert followed.changed()
+    followed.reload()
+    assert not followed.changed()
+    assert list(followed.ring) == [new.public]
+
+
+def test_a_file_that_breaks_leaves_the_ring_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "ring"
+    key = SigningKey.generate()
+    save_key_ring(path, KeyRing([key.public]))
+    followed = RingFile(path)
+    path.write_bytes(b"junk")
+    assert followed.changed()
+    with pytest.raises(FileError):
+        followed.reload()
+    assert not followed.changed()  # it is not tried again before it changes
+    path.unlink()
+    assert not followed.changed()
+    assert list(followed.ring) == [key.public]
+    with pytest.raises(FileError):
+        RingFile(path)

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from kvcs.moqt import objects
 from kvcs.moqt.data import FetchHeader, ObjectDatagram, ObjectHeader, RangeKind, SubgroupHeader
 from kvcs.moqt.messages import FetchOk, RequestError, RequestOk, SubscribeOk
 from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
@@ -240,6 +243,32 @@ class RangeMarked:
     location: Location
 
 
+class ObjectsReceived(NamedTuple):
+    """What one input brought of the Objects on one stream: many of the events above in one.
+
+    A session that moves much data reports them so, since an event for each piece costs more than
+    all else that is done with it.
+    """
+
+    request_id: int
+    stream_id: int
+    items: list[objects.Item]
+    """What came, in order; a chunk is valid until the next event is taken."""
+
+    def singles(self) -> Iterator[ObjectStarted | ObjectChunk | ObjectEnded | RangeMarked]:
+        """The same as one event each."""
+        request_id, stream_id, items = self
+        for item in items:
+            if isinstance(item, objects.ObjectChunk):
+                yield ObjectChunk(request_id, stream_id, item.data)
+            elif isinstance(item, objects.ObjectStarted):
+                yield ObjectStarted(request_id, stream_id, item.header)
+            elif isinstance(item, objects.ObjectEnded):
+                yield ObjectEnded(request_id, stream_id)
+            else:
+                yield RangeMarked(request_id, stream_id, item.kind, item.location)
+
+
 @dataclass(frozen=True, slots=True)
 class DataStreamEnded:
     """A stream ended: with FIN where ``reset_code`` is None."""
@@ -303,6 +332,7 @@ Event = (
     | ObjectChunk
     | ObjectEnded
     | RangeMarked
+    | ObjectsReceived
     | DataStreamEnded
     | DatagramReceived
     | GoawayReceived

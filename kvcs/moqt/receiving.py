@@ -15,7 +15,6 @@ from kvcs.moqt.data import (
     FetchHeader,
     FetchParser,
     ObjectDatagram,
-    ObjectEnded,
     ObjectHeader,
     ObjectStarted,
     PaddingHeader,
@@ -36,11 +35,8 @@ from kvcs.moqt.events import (
     DataStreamEnded,
     DataStreamOpened,
     Event,
+    ObjectsReceived,
 )
-from kvcs.moqt.events import ObjectChunk as ObjectChunkEvent
-from kvcs.moqt.events import ObjectEnded as ObjectEndedEvent
-from kvcs.moqt.events import ObjectStarted as ObjectStartedEvent
-from kvcs.moqt.events import RangeMarked as RangeMarkedEvent
 from kvcs.moqt.expected import Expected, choose
 from kvcs.moqt.limits import EarlyLimits, Limit, LimitCounters, SharedBudgets
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
@@ -408,47 +404,57 @@ class DataStreams:
         self, expected: Expected, header: ObjectHeader, *, end_of_group: bool = False
     ) -> bool:
         """Hold an Object to the rules of §12.1; False when it ended the request."""
-        rules = expected.rules
         try:
-            if header.properties:
-                properties = KeyValues.decode(header.properties)
-                gaps = check_object_properties(properties, header.location)
-                rules.check_object(header, *gaps)
-            else:
-                rules.check_object(header)
+            self._hold_to_rules(expected, header)
             if end_of_group:
-                rules.finish_group(header.group_id, header.object_id)
+                expected.rules.finish_group(header.group_id, header.object_id)
         except MalformedTrack as exc:
             self._host.track_malformed(expected, exc.reason)
             return False
         return True
 
+    def _hold_to_rules(self, expected: Expected, header: ObjectHeader) -> None:
+        if header.properties:
+            properties = KeyValues.decode(header.properties)
+            gaps = check_object_properties(properties, header.location)
+            expected.rules.check_object(header, *gaps)
+        else:
+            expected.rules.check_object(header)
+
     def _parse(self, stream: _Stream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
         if stream.state is _DISCARDED or parser is None or expected is None or not len(data):
             return
-        emit = self._host.emit
-        request_id, stream_id = expected.request_id, stream.stream_id
-        for item in parser.feed(data):
+        items = parser.feed(data)
+        malformed: MalformedTrack | None = None
+        for index, item in enumerate(items):
             if isinstance(item, ObjectStarted):
-                header = item.header
-                if header.location == stream.last:
-                    # Only a fetch stream can say so: Object ID Delta 0 in one Group (§11.4.1).
-                    reason = f"{header.location} twice on one stream"
-                    self._host.track_malformed(expected, reason)
-                    return
-                if not self._check(expected, header):
-                    return
-                stream.last = header.location
-                stream.subgroup_id = header.subgroup_id
-                emit(ObjectStartedEvent(request_id, stream_id, header))
-            elif isinstance(item, ObjectEnded):
-                emit(ObjectEndedEvent(request_id, stream_id))
+                try:
+                    self._begin(stream, expected, item.header)
+                except MalformedTrack as exc:
+                    malformed = exc
+                    del items[index:]
+                    break
             elif isinstance(item, RangeMarked):
                 stream.last = item.location
-                emit(RangeMarkedEvent(request_id, stream_id, item.kind, item.location))
-            else:
-                emit(ObjectChunkEvent(request_id, stream_id, item.data))
+        if items:
+            self._host.emit(ObjectsReceived(expected.request_id, stream.stream_id, items))
+        if malformed is not None:
+            self._host.track_malformed(expected, malformed.reason)
+
+    def _begin(self, stream: _Stream, expected: Expected, header: ObjectHeader) -> None:
+        """Take note of an Object that starts.
+
+        Raises:
+            MalformedTrack: it breaks a rule.
+        """
+        location = header.location
+        if location == stream.last:
+            # Only a fetch stream can say so: Object ID Delta 0 in one Group (§11.4.1).
+            raise MalformedTrack(f"{location} twice on one stream")
+        self._hold_to_rules(expected, header)
+        stream.last = location
+        stream.subgroup_id = header.subgroup_id
 
     def _finish(self, stream: _Stream) -> None:
         parser, expected, header = stream.parser, stream.expected, stream.header

@@ -35,7 +35,7 @@ from kvcs.moqt.data import ObjectDatagram, decode_datagram
 from kvcs.moqt.deliveries import Deliveries
 from kvcs.moqt.delivery import ObjectSender
 from kvcs.moqt.errors import SessionCode
-from kvcs.moqt.events import Event, SessionClosed
+from kvcs.moqt.events import Event, ObjectsReceived, SessionClosed
 from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.load import RequestLoad
 from kvcs.moqt.offers import Offers
@@ -101,6 +101,7 @@ class Session:
         self._on_wake = on_wake
         self._outbox: deque[Action] = deque()
         self._events: deque[Event] = deque()
+        self._singles: deque[Event] = deque()
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_serial = 0
         self._senders: dict[int, ObjectSender] = {}
@@ -207,7 +208,16 @@ class Session:
     # Outputs
 
     def next_event(self) -> Event | None:
-        """The oldest event that was not taken yet."""
+        """The oldest event that was not taken yet; of a batch, one after the other."""
+        while not self._singles:
+            event = self.next_batch()
+            if not isinstance(event, ObjectsReceived):
+                return event
+            self._singles.extend(event.singles())
+        return self._singles.popleft()
+
+    def next_batch(self) -> Event | None:
+        """Like `next_event`, but what one input brought on one stream comes as one event."""
         return self._events.popleft() if self._events else None
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionClosed, KvcsError
+from kvcs.errors import ConnectionClosed
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import SessionCode
@@ -396,12 +396,10 @@ class Connection:
     def _deliver_events(self) -> bool:
         """Give out what the core reports; whether there was anything."""
         any_event = False
-        while (event := self.core.next_event()) is not None:
+        while (event := self.core.next_batch()) is not None:
             any_event = True
             try:
                 self._deliver(event)
-            except KvcsError as exc:
-                self._fail(exc)
             except Exception as exc:
                 self._fail(exc)
         return any_event
@@ -413,6 +411,12 @@ class Connection:
     def _deliver(self, event: events.Event) -> None:
         if self._observer is not None:
             self._observer(self, event)
+        if isinstance(event, events.ObjectsReceived):
+            # Most of all events: they answer no request and end none.
+            handler = self._handlers.get(event.request_id)
+            if handler is not None:
+                handler(event)
+            return
         if isinstance(event, events.SessionClosed):
             self._session_closed(event)
             return

@@ -281,8 +281,6 @@ class Relay:
                 return  # it ended before its SETUP, or was refused
             key = self._take_in(connection, now)
         self._core.event(key, event, now)
-        if isinstance(event, events.ObjectChunk):
-            return  # by far the most frequent one; it changes no timer
         if isinstance(event, events.SessionClosed):
             del self._keys[connection]
             if not self._keys:

@@ -13,7 +13,7 @@ from kvcs.moqt.errors import (
     StreamCode,
 )
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.objects import ObjectHeader
+from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.publishing import location_filter
@@ -30,13 +30,7 @@ from kvcs.relay.upstream import Ask, Retrieval, Upstream, Waiting
 StreamKey = tuple[int, int]
 """Session and stream ID of an upstream data stream."""
 
-StreamEvent = (
-    events.ObjectStarted
-    | events.ObjectChunk
-    | events.ObjectEnded
-    | events.RangeMarked
-    | events.DataStreamEnded
-)
+StreamEvent = events.ObjectsReceived | events.DataStreamEnded
 """An event of a data stream that has begun: by far the most frequent ones."""
 
 
@@ -239,16 +233,10 @@ class RelayTrack:
         if isinstance(owner, Retrieval):
             owner.progress_at = now
         try:
-            if isinstance(event, events.ObjectChunk):
-                intake.chunk(event.data)
-            elif isinstance(event, events.ObjectStarted):
-                intake.started(event.header, now)
-            elif isinstance(event, events.ObjectEnded):
-                intake.completed()
-            elif isinstance(event, events.RangeMarked):
-                intake.marked(event.kind, event.location)
-            else:
+            if isinstance(event, events.DataStreamEnded):
                 self._stream_ended(key, event, intake, owner, now)
+            else:
+                _take_in(intake, event.items, now)
         except MalformedTrack as exc:
             self._malformed(key, exc.reason, now)
         except StoreFull as exc:
@@ -365,3 +353,21 @@ class RelayTrack:
         self.consumers.release()
         if not self.sources:
             self._hub.release(self)
+
+
+def _take_in(intake: Intake, items: list[Item], now: float) -> None:
+    """Give what came on a stream to its intake.
+
+    Raises:
+        MalformedTrack: what the intake finds.
+        StoreFull: the same.
+    """
+    for item in items:
+        if isinstance(item, ObjectChunk):
+            intake.chunk(item.data)
+        elif isinstance(item, ObjectStarted):
+            intake.started(item.header, now)
+        elif isinstance(item, ObjectEnded):
+            intake.completed()
+        else:
+            intake.marked(item.kind, item.location)

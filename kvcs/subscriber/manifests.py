@@ -20,7 +20,6 @@ from kvcs.kv import (
     Manifest,
     Prefix,
     PublicationNamespace,
-    SignedManifests,
     SignedVersion,
     check_lists,
     look_at_signed,
@@ -248,6 +247,10 @@ class ManifestFollower:
             self.notify()
 
     def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.ObjectsReceived):
+            for single in event.singles():
+                self._take(single)
+            return
         if isinstance(event, events.ObjectStarted):
             self._begin(event)
         elif isinstance(event, events.ObjectChunk):

@@ -19,7 +19,16 @@ from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.intervals import FIRST, following
 from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import Location
-from kvcs.moqt.objects import ObjectHeader, ObjectStatus, RangeKind
+from kvcs.moqt.objects import (
+    Item,
+    ObjectChunk,
+    ObjectEnded,
+    ObjectHeader,
+    ObjectStarted,
+    ObjectStatus,
+    RangeKind,
+    RangeMarked,
+)
 from kvcs.moqt.parameters import ParameterType
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
@@ -145,21 +154,12 @@ class TrackReceiver:
         self._taker.track_changed(self.track)
 
     def _take(self, event: events.Event, on_fetch_end: FetchEnd | None) -> None:
-        if isinstance(event, events.ObjectChunk):
-            self.octets += len(event.data)
-            slot = self._streams[event.stream_id].slot
-            if slot is not None:
-                slot.write(event.data)
-        elif isinstance(event, events.ObjectStarted):
-            self._begin(self._streams[event.stream_id], event.header)
-        elif isinstance(event, events.ObjectEnded):
-            self._end(self._streams[event.stream_id])
+        if isinstance(event, events.ObjectsReceived):
+            self._take_items(self._streams[event.stream_id], event.items)
         elif isinstance(event, events.DataStreamOpened):
             self._streams[event.stream_id] = _Stream(event.request_id, event.header)
         elif isinstance(event, events.DataStreamEnded):
             self._stream_ended(event, on_fetch_end)
-        elif isinstance(event, events.RangeMarked):
-            self._range_marked(self._streams[event.stream_id], event)
         elif isinstance(event, events.SubscriptionEnded):
             self._subscription_ended(event)
         elif isinstance(event, events.RequestAccepted):
@@ -180,6 +180,19 @@ class TrackReceiver:
             self._request_ended(event.request_id, why, on_fetch_end)
         elif isinstance(event, events.GoawayReceived):
             self._taker.sent_away(event.new_session_uri)
+
+    def _take_items(self, stream: _Stream, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item, ObjectChunk):
+                self.octets += len(item.data)
+                if stream.slot is not None:
+                    stream.slot.write(item.data)
+            elif isinstance(item, ObjectStarted):
+                self._begin(stream, item.header)
+            elif isinstance(item, ObjectEnded):
+                self._end(stream)
+            else:
+                self._range_marked(stream, item)
 
     def _subscribed(self, reply: SubscribeOk) -> None:
         self._largest = reply.parameters.get(ParameterType.LARGEST_OBJECT)
@@ -216,11 +229,11 @@ class TrackReceiver:
         reason = f"an object failed its {error.check} check"
         self._taker.lost(self.track, Span(location, location), reason)
 
-    def _range_marked(self, stream: _Stream, event: events.RangeMarked) -> None:
-        span = Span(stream.behind, event.location)
-        stream.passed = event.location
-        if event.kind is not RangeKind.NON_EXISTENT:
-            self._taker.lost(self.track, span, f"a range was marked {event.kind.name}")
+    def _range_marked(self, stream: _Stream, marked: RangeMarked) -> None:
+        span = Span(stream.behind, marked.location)
+        stream.passed = marked.location
+        if marked.kind is not RangeKind.NON_EXISTENT:
+            self._taker.lost(self.track, span, f"a range was marked {marked.kind.name}")
 
     def _stream_ended(self, event: events.DataStreamEnded, on_fetch_end: FetchEnd | None) -> None:
         stream = self._streams.pop(event.stream_id)

@@ -59,7 +59,7 @@ class Hub:
         spoke = Spoke(len(self.spokes), settings, server)
         self.spokes.append(spoke)
         self.core.session_opened(spoke.key, spoke.relay.core, self.now)
-        spoke.relay.on_event = lambda event: self.core.event(spoke.key, event, self.now)
+        spoke.relay.on_batch = lambda event: self.core.event(spoke.key, event, self.now)
         for end in (spoke.peer, spoke.relay):
             end.core.receive_connected(self.now)
         self.run()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvcs.moqt.actions import Action, CloseSession, ResetStream, Send, SendDatagram, StopSending
-from kvcs.moqt.events import Event
+from kvcs.moqt.events import Event, ObjectsReceived
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 
@@ -51,13 +51,22 @@ class End:
         self.ended: set[int] = set()
         """Streams whose sending direction has ended here, with FIN or a reset."""
         self.on_event: Callable[[Event], None] | None = None
+        self.on_batch: Callable[[Event], None] | None = None
 
     def drain_events(self) -> None:
-        """Take what the core reports; ``on_event`` may answer at once."""
-        while (event := self.core.next_event()) is not None:
-            self.events.append(event)
-            if self.on_event is not None:
-                self.on_event(event)
+        """Take what the core reports; ``on_event`` or ``on_batch`` may answer at once."""
+        while (event := self._next()) is not None:
+            if isinstance(event, ObjectsReceived):
+                self.events.extend(event.singles())
+            else:
+                self.events.append(event)
+                if self.on_event is not None:
+                    self.on_event(event)
+            if self.on_batch is not None:
+                self.on_batch(event)
+
+    def _next(self) -> Event | None:
+        return self.core.next_event() if self.on_batch is None else self.core.next_batch()
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of one kind so far."""

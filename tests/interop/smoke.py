@@ -7,7 +7,7 @@ from typing import Any
 import kvcs
 from kvcs.errors import RequestError
 from kvcs.moqt import events
-from kvcs.moqt.events import Event
+from kvcs.moqt.events import Event, ObjectsReceived
 from kvcs.moqt.filters import LocationFilter, RangeFilter
 from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
@@ -43,7 +43,10 @@ class Request:
             await self._changed.wait()
 
     def _take(self, event: Event) -> None:
-        self.events.append(event)
+        if isinstance(event, ObjectsReceived):
+            self.events.extend(event.singles())
+        else:
+            self.events.append(event)
         self._changed.set()
 
 

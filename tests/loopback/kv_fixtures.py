@@ -91,6 +91,10 @@ class Wire:
 
     def observe(self, connection: Connection, event: events.Event) -> None:
         """One event of the client's session."""
+        if isinstance(event, events.ObjectsReceived):
+            for single in event.singles():
+                self.observe(connection, single)
+            return
         if isinstance(event, events.ObjectStarted) and event.header.payload_length:
             name = self._names[event.request_id].name.decode()
             self.got.setdefault(name, Counter())[event.header.location] += 1
@@ -156,6 +160,10 @@ class Tape:
 
     def __call__(self, event: events.Event) -> None:
         """Take one event."""
+        if isinstance(event, events.ObjectsReceived):
+            for single in event.singles():
+                self(single)
+            return
         if isinstance(event, events.DataStreamOpened):
             self.streams[event.stream_id] = event.header
         elif isinstance(event, events.ObjectStarted):

@@ -35,7 +35,7 @@ class Content:
 
 def content(plan: ProducerPlan, seed: int) -> Content:
     """Make it."""
-    rng = np.random.default_rng([seed, *plan.name.encode()])
+    rng = np.random.default_rng([seed, *plan.content.encode()])
     descriptor = kvcs.Descriptor(
         model="simulated",
         weights=kvcs.UNPINNED,

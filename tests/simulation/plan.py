@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
 from kvcs.testing.network import Conditions
 
 Topology = Literal["direct", "relay", "two producers"]
-FaultKind = Literal["blackout", "long blackout", "sever", "move", "stall", "mtu", "burst", "kill"]
+FaultKind = Literal[
+    "blackout", "long blackout", "sever", "move", "stall", "mtu", "burst", "kill", "restart"
+]
 End = Literal["finish", "abort", "raise", "cancel", "vanish"]
 
 HARMLESS: frozenset[FaultKind] = frozenset({"move", "stall", "blackout", "burst", "mtu"})
@@ -24,6 +26,9 @@ class ProducerPlan:
     """One producer."""
 
     name: str
+    content: str
+    """Names the content: two producers of the same one make two publications of one prefix."""
+
     layers: int
     blocks: int
     block_tokens: int
@@ -50,7 +55,12 @@ class ConsumerPlan:
     producer: int
     start: float
     deadline: float
-    retrieve: Literal["auto", "subscribe", "fetch"]
+    recovery: float
+    """Least time for recovery, seconds."""
+
+    retrieve: Literal["auto", "subscribe", "fetch", "raw"]
+    """How; "raw" joins one data track by MOQT alone: Next Object, and a fill from the start."""
+
     layers: tuple[int, int] | None
     blocks: int | None
     think: float
@@ -104,7 +114,7 @@ class Plan:
     def must_be_complete(self, consumer: ConsumerPlan) -> bool:
         """Whether nothing in the plan excuses a consumer that does not get everything."""
         return (
-            consumer.deadline >= AMPLE
+            min(consumer.deadline, consumer.recovery) >= AMPLE
             and consumer.leave_after is None
             and consumer.cancel_after is None
             and all(fault.kind in HARMLESS for fault in self.faults)
@@ -117,12 +127,16 @@ def draw(seed: int, quic: Literal["model", "aioquic"] | None = None) -> Plan:
     """The plan of a seed; one seed in ten runs on aioquic unless ``quic`` says otherwise."""
     random = Random(f"plan {seed}")
     topology: Topology = random.choice(["direct", "relay", "relay", "two producers"])
+    alike = random.random() < 0.4
     calm = random.random() < 0.4
     """Whether nobody gives up and nothing breaks: then every consumer must be complete."""
     producers = tuple(
         _producer(random, f"producer{number}", calm)
         for number in range(2 if topology == "two producers" else 1)
     )
+    if len(producers) == 2 and alike:
+        first, second = producers
+        producers = (first, replace(first, name="producer1", start=second.start))
     consumers = tuple(
         _consumer(random, f"consumer{number}", producers, calm)
         for number in range(random.randint(1, 4))
@@ -156,6 +170,7 @@ def _producer(random: Random, name: str, calm: bool) -> ProducerPlan:
     end: End = "finish" if calm else random.choice(["finish"] * 6 + _BAD_ENDS)
     return ProducerPlan(
         name=name,
+        content=name,
         layers=random.randint(1, 5),
         blocks=blocks,
         block_tokens=random.choice([1, 2, 4]),
@@ -187,7 +202,8 @@ def _consumer(
         producer=number,
         start=random.choice([0.0, random.uniform(0, 4)]),
         deadline=AMPLE if calm else random.choice([AMPLE, random.uniform(0.2, 8.0)]),
-        retrieve=random.choice(["auto", "auto", "subscribe", "subscribe", "fetch"]),
+        recovery=AMPLE if calm else random.choice([1.0, AMPLE]),
+        retrieve=random.choice(["auto", "auto", "subscribe", "subscribe", "fetch", "raw"]),
         layers=layers,
         blocks=random.randint(1, producer.blocks) if random.random() < 0.2 else None,
         think=random.choice([0.0, 0.0, 0.2]),
@@ -212,7 +228,7 @@ def _conditions(random: Random) -> Conditions:
 def _faults(random: Random, names: list[str], calm: bool) -> tuple[Fault, ...]:
     kinds: list[FaultKind] = sorted(HARMLESS)
     if not calm:
-        kinds = [*kinds, "long blackout", "sever", "kill", "kill"]
+        kinds = [*kinds, "long blackout", "sever", "kill", "kill", "restart"]
     count = random.choice([0, 0, 1, 2] if calm else [0, 1, 2, 4])
     return tuple(
         Fault(

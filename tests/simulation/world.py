@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 import kvcs
+from kvcs.moqt.names import FullTrackName, Location
 from kvcs.testing.network import Network, Trace, leftovers, run, write_credentials
 from kvcs.testing.network.certificates import Credentials
 from tests.simulation.content import Content, content
+from tests.simulation.joining import join
 from tests.simulation.plan import ConsumerPlan, Fault, Plan, ProducerPlan
 
 PORT = 4433
@@ -97,6 +99,8 @@ class _World:
         self.trace = trace
         self.contents = [content(each, plan.seed) for each in plan.producers]
         self.random = Random(f"world {plan.seed}")
+        self.relay: kvcs.Relay | None = None
+        self.restarting = False
         self.early: set[str] = set()
         """Consumers that fetched what was not all produced: they get what is there."""
 
@@ -143,14 +147,20 @@ class _World:
             limits=kvcs.RelayLimits(cache_octets=plan.cache_octets),
             quic=self._quic(),
         )
-        with host:
-            relay = kvcs.Relay(settings)
-            await relay.__aenter__()
+        self.relay = await self._start_relay(settings)
         try:
             yield None
-            await self._check_relay(relay)
+            if self.relay is not None:
+                await self._check_relay(self.relay)
         finally:
-            await relay.__aexit__(None, None, None)
+            if self.relay is not None:
+                await self.relay.close()
+
+    async def _start_relay(self, settings: kvcs.RelaySettings) -> kvcs.Relay:
+        with self.network.host(self.plan.middle):
+            relay = kvcs.Relay(settings)
+            await relay.__aenter__()
+        return relay
 
     async def _check_relay(self, relay: kvcs.Relay) -> None:
         """Everybody has left: nothing of them may be left."""
@@ -186,9 +196,9 @@ class _World:
             if not excused and result != "complete":
                 self._problem(f"{each.name} should be complete, but {end}")
         self.consumed.set()
-        for fault in faults:
-            fault.cancel()
-        await asyncio.gather(*faults, return_exceptions=True)
+        for failed in await asyncio.gather(*faults, return_exceptions=True):
+            if isinstance(failed, BaseException):
+                self._problem(f"a fault ended with {_text(failed)}")
         for each, ended in zip(
             plan.producers, await asyncio.gather(*producers, return_exceptions=True), strict=True
         ):
@@ -275,7 +285,38 @@ class _World:
     async def _retrieve(self, plan: ConsumerPlan) -> str:
         with self.network.host(plan.name):
             async with self._session() as session:
+                if plan.retrieve == "raw":
+                    return await self._join(plan, session)
                 return await self._open(plan, session)
+
+    async def _join(self, plan: ConsumerPlan, session: kvcs.Connection) -> str:
+        """Take one data track without the Subscriber: each Object comes exactly once."""
+        producer, data = self.plan.producers[plan.producer], self.contents[plan.producer]
+        namespace = await asyncio.shield(self.announced[plan.producer])
+        if namespace is None:
+            return "never announced"
+        component = data.prefix.descriptor.components[0]
+        name = FullTrackName(namespace.fields, f"{component.value}.raw.s0".encode())
+        try:
+            joined = await join(session, name, plan.deadline)
+        except TimeoutError:
+            return "not in time"
+        self.outcome.objects += joined.counts.total()
+        every = {
+            Location(layer, block)
+            for layer in range(producer.layers)
+            for block in range(producer.first_segment)
+        }
+        twice = [location for location, count in joined.counts.items() if count > 1]
+        if twice or set(joined.counts) - every:
+            self._problem(f"{plan.name} got Objects twice {twice} or beyond {joined.counts}")
+        if joined.failure is not None:
+            return joined.failure
+        if joined.cut_short:
+            return "cut short"
+        if set(joined.counts) != every:
+            self._problem(f"{plan.name} lacks {sorted(every - set(joined.counts))[:4]}")
+        return "complete"
 
     async def _open(self, plan: ConsumerPlan, session: kvcs.Connection) -> str:
         producer, data = self.plan.producers[plan.producer], self.contents[plan.producer]
@@ -289,13 +330,14 @@ class _World:
         cache: kvcs.Cache | None = None
         got: list[int] = []
         try:
-            async with kvcs.Subscriber(session).open(
+            settings = kvcs.SubscriberSettings(least_recovery=plan.recovery)
+            async with kvcs.Subscriber(session, settings=settings).open(
                 data.prefix,
                 deadline=plan.deadline,
                 layers=plan.layers,
                 blocks=plan.blocks,
                 publication=named,
-                retrieve=plan.retrieve,
+                retrieve="auto" if plan.retrieve == "raw" else plan.retrieve,
             ) as cache:
                 self._in_time(plan, "open", deadline_at)
                 if plan.retrieve == "fetch" and not cache.manifest.complete:
@@ -369,7 +411,10 @@ class _World:
 
     def _came_back(self, plan: ConsumerPlan) -> bool:
         """Whether a retrieval may have gone on in another session."""
-        return any(fault.kind in ("kill", "sever", "long blackout") for fault in self.plan.faults)
+        return any(
+            fault.kind in ("kill", "sever", "long blackout", "restart")
+            for fault in self.plan.faults
+        )
 
     def _in_time(self, plan: ConsumerPlan, what: str, deadline_at: float) -> None:
         late = asyncio.get_running_loop().time() - deadline_at
@@ -411,6 +456,8 @@ class _World:
             host.move()
         elif fault.kind == "stall":
             host.stall(fault.seconds)
+        elif fault.kind == "restart":
+            await self._restart(fault.seconds)
         elif fault.kind == "kill":
             alive = [each for each in network.sessions if each.is_open]
             if alive:
@@ -424,6 +471,17 @@ class _World:
             path.change(loss=0.5)
             await asyncio.sleep(fault.seconds)
             path.change(loss=before)
+
+    async def _restart(self, seconds: float) -> None:
+        """The relay stops, without a word to anyone, and another one starts in its place."""
+        if self.relay is None or self.restarting:
+            return
+        self.restarting = True
+        old, self.relay = self.relay, None
+        await old.close(at_once=True)
+        await asyncio.sleep(seconds)
+        self.relay = await self._start_relay(old.settings)
+        self.restarting = False
 
     def _problem(self, text: str) -> None:
         self.outcome.problems.append(text)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvcs.testing.network.frames import PACKET_OCTETS, Frame
+from kvcs.testing.network.frames import PACKET_OCTETS, Frame, Hello
 
 FIRST_RTT: Final = 0.1
 """Round trip that is assumed before one was measured, seconds."""
@@ -87,10 +87,18 @@ class Recovery:
         return lost
 
     def probe(self, now: float) -> list[Frame]:
-        """Nothing was heard for long: what the oldest packet carried must go again."""
+        """Nothing was heard for long: what the oldest packet carried must go again.
+
+        Before it goes what shakes hands: a peer can read nothing else without it.
+        """
         self._probes = min(self._probes + 1, MAX_BACKOFF)
-        oldest = next(iter(self.under_way), None)
-        return [] if oldest is None else list(self._lose(oldest, now))
+        hellos = [
+            number
+            for number, packet in self.under_way.items()
+            if any(isinstance(frame, Hello) for frame in packet.frames)
+        ]
+        again = hellos or list(self.under_way)[:1]
+        return [frame for number in again for frame in self._lose(number, now)]
 
     def next_timer(self) -> tuple[float, bool] | None:
         """When to look for losses next, or (True) when to probe; None with nothing under way."""

@@ -10,8 +10,10 @@ from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
+from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.store import Track
 from kvcs.quic.announcements import Announcements
+from kvcs.quic.pushing import Pushes
 
 if TYPE_CHECKING:
     from kvcs.quic.connection import Connection, PeerRequest
@@ -77,7 +79,9 @@ class Origin:
         """Answer a session's requests; False where that is done already, or it is over."""
         if connection in self._connections or not connection.is_open:
             return False
-        self._connections[connection] = _Attached(Announcements(self, connection))
+        self._connections[connection] = _Attached(
+            Announcements(self, connection), Pushes(connection)
+        )
         connection.answer_with(self._answer)
         connection.on_closed(lambda: self._detach(connection))
         return True
@@ -109,6 +113,42 @@ class Origin:
         if track.name in self._tracks:
             raise UsageError(f"the track {track.name} is published already")
         self._tracks[track.name] = track
+        for attached in self._connections.values():
+            attached.pushes.offer(track)
+
+    async def push_track(self, name: FullTrackName, parameters: Parameters | None = None) -> None:
+        """PUBLISH a Track that is served here on every session, though nobody asked (MOQT §9.8).
+
+        Args:
+            name: of the Track.
+            parameters: first settings of the subscriptions; with FORWARD 0 nothing is sent before a
+                peer wants it.
+
+        Raises:
+            UsageError: there is no such Track here.
+            RequestError: every session refused it.
+            ConnectionClosed: there is no session.
+
+        Cancelling takes it back where it has no answer yet.
+        """
+        track = self._tracks.get(name)
+        if track is None:
+            raise UsageError(f"the track {name} is not published here")
+        answers = await asyncio.gather(
+            *(
+                connection.reply(attached.pushes.publish(track, parameters))
+                for connection, attached in self._connections.items()
+            ),
+            return_exceptions=True,
+        )
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, RequestError | ConnectionClosed):
+                raise failure
+        if not answers:
+            raise ConnectionClosed("there is no session to publish the track on")
+        if len(failures) == len(answers):
+            raise failures[0]
 
     def remove_track(self, name: FullTrackName) -> None:
         """Serve a Track no longer; running subscriptions go on."""
@@ -211,6 +251,9 @@ class Origin:
         if isinstance(event, events.SubscribeNamespaceReceived):
             self._answer_namespaces(connection, event)
             return True
+        if isinstance(event, events.SubscribeTracksReceived):
+            self._connections[connection].pushes.accept(event, self._tracks.values())
+            return True
         if not isinstance(event, _FOR_TRACKS):
             return False
         name = event.full_track_name
@@ -235,10 +278,23 @@ class Origin:
         prefix = event.track_namespace_prefix
         subscriptions[event.request_id] = prefix
         connection.on_cancelled(event.request_id, lambda _: _drop(subscriptions, event.request_id))
+        connection.on_update(event.request_id, lambda update: self._moved(connection, update))
         responder.accept(event.request_id)
+        self._name_all(connection, event.request_id, prefix)
+
+    def _moved(self, connection: Connection, update: events.RequestUpdateReceived) -> None:
+        """A SUBSCRIBE_NAMESPACE was updated: below another prefix everything is named anew."""
+        connection.core.responder.accept_update(update.request_id, update.update_id)
+        prefix: TrackNamespace | None = update.parameters.get(ParameterType.TRACK_NAMESPACE_PREFIX)
+        attached = self._connections.get(connection)
+        if prefix is not None and attached is not None:
+            attached.subscriptions[update.request_id] = prefix
+            self._name_all(connection, update.request_id, prefix)
+
+    def _name_all(self, connection: Connection, request_id: int, prefix: TrackNamespace) -> None:
         for namespace in self._namespaces:
             if is_prefix(prefix, namespace):
-                responder.namespace(event.request_id, namespace[len(prefix) :])
+                connection.core.responder.namespace(request_id, namespace[len(prefix) :])
 
 
 _FOR_TRACKS = (events.SubscribeReceived, events.FetchReceived, events.TrackStatusReceived)
@@ -248,8 +304,9 @@ _FOR_TRACKS = (events.SubscribeReceived, events.FetchReceived, events.TrackStatu
 class _Attached:
     """What one session was told and asked for."""
 
-    def __init__(self, announcements: Announcements) -> None:
+    def __init__(self, announcements: Announcements, pushes: Pushes) -> None:
         self.announcements = announcements
+        self.pushes = pushes
         self.redirected: dict[TrackNamespace, None] = {}
         """Namespaces that another session's peer has sent here."""
         self.subscriptions: dict[int, TrackNamespace] = {}

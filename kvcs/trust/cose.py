@@ -14,7 +14,7 @@ from typing import Final
 import cbor2
 from pycose.messages.sign1message import Sign1Message
 
-from kvcs.errors import TrustError
+from kvcs.errors import TrustError, UsageError
 from kvcs.trust.cbor import ARRAY, BYTES, TAG, Heads, Octets, load, malformed
 from kvcs.trust.keys import (
     MAX_KID_OCTETS,
@@ -97,7 +97,12 @@ def sign1(payload: bytes, key: SigningKey, header: Header | None = None) -> byte
 
     Returns:
         A tagged COSE_Sign1, its headers in deterministic form.
+
+    Raises:
+        UsageError: ``header`` has alg, crit or kid.
     """
+    if header is not None and {ALG, CRIT, KID}.intersection(header):
+        raise UsageError("alg and kid are those of the key, and nothing is critical")
     members: dict[Label, object] = {ALG: int(key.public.algorithm), KID: key.kid}
     members |= header or {}
     protected = cbor2.dumps(members, canonical=True)

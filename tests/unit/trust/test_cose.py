@@ -15,7 +15,7 @@ from pycose.keys.ec2 import EC2Key
 from pycose.keys.okp import OKPKey
 from pycose.messages.sign1message import Sign1Message
 
-from kvcs.errors import TrustError
+from kvcs.errors import TrustError, UsageError
 from kvcs.trust import Algorithm as Alg
 from kvcs.trust import PublicKey, SigningKey, read_sign1, sign1
 from kvcs.trust.cose import to_be_signed
@@ -70,6 +70,12 @@ def test_what_is_signed_verifies(algorithm: Alg) -> None:
     assert opened.payload == PAYLOAD
     assert (opened.kid, opened.algorithm) == (b"k1", algorithm)
     assert opened.protected["note"] == 3
+
+
+@pytest.mark.parametrize("label", [1, 2, 4])
+def test_a_caller_does_not_choose_alg_crit_or_kid(label: int) -> None:
+    with pytest.raises(UsageError):
+        sign1(PAYLOAD, KEYS[Alg.EDDSA], {label: 0})
 
 
 def test_a_message_without_its_tag_is_read() -> None:

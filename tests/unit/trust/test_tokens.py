@@ -289,7 +289,7 @@ REFUSED = {
     "no typ": (signed(CLAIMS, header={}), "header"),
     "other typ": (signed(CLAIMS, header={16: "JWT"}), "header"),
     "more in the header": (signed(CLAIMS, header={16: "CAT", "x": 1}), "header"),
-    "crit": (signed(CLAIMS, header={16: "CAT", 2: [16]}), "header"),
+    "a label in the header": (signed(CLAIMS, header={16: "CAT", 5: b"iv"}), "header"),
     "a manifest's key": (token(SigningKey.generate(use=KeyUse.TOKEN, name="issuer")), "kid"),
     "forged": (
         token(SigningKey.generate(use=KeyUse.TOKEN, name="issuer", kid=ISSUER.kid, scope_id=SCOPE)),

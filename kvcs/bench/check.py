@@ -55,10 +55,14 @@ def group() -> Group:
         Case.of("check_raw", "raw QUIC", Transfer(workload=load, stack="raw")),
         Case.of("check_direct", "direct", Transfer(workload=load)),
         Case.of("check_relay", "one relay", Transfer(workload=load, relay=True)),
-        Case.of("check_direct_1452B", "direct", Transfer(workload=load, datagram=PLAIN_DATAGRAM)),
+        Case.of(
+            "check_direct_1452B",
+            "direct, 1452 octets",
+            Transfer(workload=load, datagram=PLAIN_DATAGRAM),
+        ),
         Case.of(
             "check_stock_1452B",
-            "stock aioquic",
+            "stock aioquic, 1452 octets",
             Transfer(workload=load, stack="stock", datagram=PLAIN_DATAGRAM),
         ),
         Case.of("check_160streams", "160 streams", Transfer(workload=many)),

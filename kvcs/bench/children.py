@@ -50,7 +50,7 @@ class Child:
         assert self.process.stdout is not None
         line = await self.process.stdout.readline()
         if not line:
-            raise ChildFailed(f"{self.role} ended early: {await self._complaint()}")
+            raise ChildFailed(await self._early_end())
         event: dict[str, Any] = json.loads(line)
         if event.pop("event") != name:
             raise ChildFailed(f"{self.role} said {line!r} in the place of {name}")
@@ -60,6 +60,14 @@ class Child:
         """Give it its options and wait until it is ready; returns where it is reached."""
         self.tell(json.dumps(options))
         return str((await self.event("ready"))["url"])
+
+    async def ended(self) -> str:
+        """Wait until it has ended, which it should not; returns what to say of it."""
+        await self.process.wait()
+        return await self._early_end()
+
+    async def _early_end(self) -> str:
+        return f"{self.role} ended early: {await self._complaint()}"
 
     async def _complaint(self) -> str:
         assert self.process.stderr is not None

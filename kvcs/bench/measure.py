@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvcs.bench.children import Unavailable
+from kvcs.bench.children import ChildFailed, Unavailable
 from kvcs.bench.figures import Samples, rate_mb
 from kvcs.bench.machine import facts
 from kvcs.bench.plan import Group, Scale, in_turn
@@ -30,8 +30,7 @@ async def measure(groups: Sequence[Group], scale: Scale, say: Say) -> Result:
         say: is told how far it is.
 
     Raises:
-        ChildFailed: a case failed.
-        TimeoutError: a case took far too long.
+        ChildFailed: a case failed, or took far too long; the message names it.
     """
     begun = time.monotonic()
     result = Result(list(groups))
@@ -65,6 +64,8 @@ async def _measure(
                 result.skipped[case.name] = str(exc)
                 say(f"{where}: skipped: {exc}")
                 continue
+            except ChildFailed as exc:
+                raise ChildFailed(f"{case.name}: {exc}") from exc
             samples.setdefault(case.name, []).append(sample)
             say(f"{where}: {rate_mb([sample]).median:.1f} MB/s")
     return {case.name: samples[case.name] for case in group.cases if case.name in samples}

@@ -61,6 +61,8 @@ def runner(
         try:
             async with asyncio.timeout(INSTALL_SECONDS):
                 output, complaint = await process.communicate()
+        except TimeoutError:
+            raise ChildFailed(f"aiomoqt: not over within {INSTALL_SECONDS:g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,13 +106,15 @@ class Transfer:
             seed: decides which datagrams a `Link` drops.
 
         Raises:
-            ChildFailed: a process failed, or what arrived is not what was sent.
-            Unavailable: something that it needs is not on this machine.
-            TimeoutError: it took longer than `seconds`.
+            ChildFailed: a process failed, what arrived is not what was sent, or it took longer
+                than `seconds`.
         """
-        async with asyncio.timeout(self.seconds), AsyncExitStack() as stack:
-            stage = await _Stage.set(self, stack)
-            return sample(self, await stage.perform(certificates, seed))
+        try:
+            async with asyncio.timeout(self.seconds), AsyncExitStack() as stack:
+                stage = await _Stage.set(self, stack)
+                return sample(self, await stage.perform(certificates, seed))
+        except TimeoutError:
+            raise ChildFailed(f"a transfer was not over within {self.seconds:.0f} s") from None
 
 
 class _Stage:
@@ -170,7 +173,7 @@ class _Stage:
             receiver.tell("go")
         if not transfer.late:
             sender.tell("go")
-        received = await asyncio.gather(*(each.event("received") for each in receivers))
+        received = await self._watched(*(each.event("received") for each in receivers))
         sender.tell("stop")
         sent = await sender.event("sent")
         relayed = None
@@ -184,6 +187,26 @@ class _Stage:
             children["link"].tell("stop")
         both = zip(received, checked, strict=True)
         return sent, relayed, [{**first, **second} for first, second in both]
+
+    async def _watched(self, *events: Awaitable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Wait for events of receivers while looking whether every process is still there.
+
+        Raises:
+            ChildFailed: one is not.
+        """
+        receiving = asyncio.gather(*events)
+        ends = {name: asyncio.ensure_future(c.ended()) for name, c in self._children.items()}
+        try:
+            watched: list[asyncio.Future[Any]] = [receiving, *ends.values()]
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                gone = next(each for each in ends.values() if each.done())
+                raise ChildFailed(gone.result())
+            return await receiving
+        finally:
+            receiving.cancel()
+            for future in ends.values():
+                future.cancel()
 
 
 def sample(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvcs.bench.children import ChildFailed, child
+from kvcs.bench.children import Child, ChildFailed, child
 from kvcs.bench.needs import needs
 from kvcs.bench.roles.link import Direction
 from kvcs.bench.roles.streaming import digest_of, layers_of
@@ -107,6 +107,34 @@ async def test_a_process_that_says_something_else_is_a_failure() -> None:
             process.tell(json.dumps({"workload": TINY.to_json(), "seconds": 60.0}))
             await process.event("sent")
     assert process.process.returncode is not None
+
+
+async def test_a_process_that_dies_in_a_transfer_ends_it(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mortal(Child):
+        def tell(self, word: str) -> None:
+            if word == "go" and self.role == "tcp-sender":
+                self.process.kill()
+            else:
+                super().tell(word)
+
+    @asynccontextmanager
+    async def mortal(role: str, loop: str) -> AsyncIterator[Child]:
+        async with child(role, loop) as process:
+            yield Mortal(role, process.process)
+
+    monkeypatch.setattr("kvcs.bench.transfer.child", mortal)
+    with pytest.raises(ChildFailed, match="ended early"):
+        await Transfer(workload=TINY, stack="tcp").run(certificates)
+
+
+async def test_a_transfer_that_takes_too_long_says_so(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcs.bench.transfer.START_SECONDS", -10.0)
+    with pytest.raises(ChildFailed, match="was not over within"):
+        await Transfer(workload=TINY, stack="tcp").run(certificates)
 
 
 async def test_a_process_ends_with_what_needed_it() -> None:

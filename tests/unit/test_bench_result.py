@@ -104,7 +104,7 @@ async def test_a_case_that_fails_ends_the_run() -> None:
         raise ChildFailed("it went wrong")
 
     broken = Group("g", "", [Case("x", "x", fail)], [])
-    with pytest.raises(ChildFailed, match="it went wrong"):
+    with pytest.raises(ChildFailed, match="x: it went wrong"):
         await measure([broken], Scale(), lambda text: None)
 
 

@@ -54,11 +54,18 @@ class _End:
 class RawSender(_End):
     """Sends as many streams of as many octets as kvcs would, in the pieces that kvcs has."""
 
-    def __init__(self, transport: Transport, workload: Workload) -> None:
+    def __init__(
+        self, transport: Transport, workload: Workload, client: asyncio.Future[RawSender]
+    ) -> None:
         super().__init__(transport)
         self._workload = workload
+        self._client = client
         self._payload = memoryview(os.urandom(workload.data_octets))
         self._sent = self._limit = 0
+
+    def connected(self) -> None:
+        """The handshake is complete."""
+        self._client.set_result(self)
 
     def go(self) -> None:
         """Start to send."""
@@ -104,11 +111,11 @@ class RawReceiver(_End):
 async def sender(parent: Parent, options: dict[str, Any]) -> None:
     """Listen, and send to the one client when told."""
     workload = Workload(**options["workload"])
-    senders: list[RawSender] = []
+    # The client may be done with the handshake before the server is.
+    client: asyncio.Future[RawSender] = asyncio.get_running_loop().create_future()
 
     def accept(transport: Transport) -> RawSender:
-        senders.append(RawSender(transport, workload))
-        return senders[-1]
+        return RawSender(transport, workload, client)
 
     listener = await listen_quic(
         "127.0.0.1",
@@ -121,8 +128,9 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
     try:
         parent.tell("ready", url=str(listener.port))
         await parent.word("go")
+        peer = await client
         meter = Meter()
-        senders[0].go()
+        peer.go()
         await parent.word("stop")
         meter.stop()
         parent.tell("sent", **meter.reading())

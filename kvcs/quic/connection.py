@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionClosed
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import SessionCode
@@ -19,6 +18,7 @@ from kvcs.quic.namespaces import Namespaces
 from kvcs.quic.origin import Origin
 from kvcs.quic.replies import Replies, Reply
 from kvcs.quic.stream_wait import StreamWait
+from kvcs.quic.tenure import Tenure
 from kvcs.quic.transport import Transport, TransportStats
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _FINAL = (
 )
 
 
-class Connection:
+class Connection(Tenure):
     """One MOQT session over QUIC; what `kvcs.connect` gives.
 
     A session that is lost, or that its peer sends away, is over for good; where `connect` was told
@@ -60,6 +60,7 @@ class Connection:
         origin: Origin | None = None,
         link: Link | None = None,
     ) -> None:
+        super().__init__(link)
         self.transport = transport
         self.peer = peer or transport.peer
         """Whom we talk to, for people: a URI or an address."""
@@ -69,15 +70,6 @@ class Connection:
         self._handlers: dict[int, Handler] = {}
         self._replies = Replies()
         self._answers = Answers(self)
-        self._on_closed: list[Callable[[], None]] = []
-        self._on_goaway: list[Callable[[], None]] = []
-        self._holders: set[object] = set()
-        self._released = asyncio.Event()
-        self.goaway_received: events.GoawayReceived | None = None
-        """The peer's GOAWAY for the session, once it came (§9.2)."""
-        self.link = link
-        """What replaces the session when it is lost, if something does."""
-        self._closed_event: events.SessionClosed | None = None
         self._established = asyncio.Event()
         self._transport_gone = asyncio.Event()
         self._pumped = asyncio.Event()
@@ -100,28 +92,9 @@ class Connection:
         return self._loop.time()
 
     @property
-    def is_open(self) -> bool:
-        """Whether the session is not over."""
-        return self._closed_event is None
-
-    @property
     def newest(self) -> Connection:
         """This session, or the one that has replaced it."""
         return self if self.link is None else self.link.current
-
-    @property
-    def lasts(self) -> bool:
-        """Whether the session is open, or another one replaces it."""
-        return self.is_open or (self.link is not None and self.link.is_open)
-
-    def close_error(self) -> ConnectionClosed:
-        """Why the session is over, and none follows it, as the exception that waiters get."""
-        if self.link is not None and not self.is_open and not self.link.is_open:
-            return self.link.error()
-        closed = self._closed_event
-        if closed is None:
-            return ConnectionClosed("the session is open")
-        return ConnectionClosed(closed.reason, code=closed.code, by_peer=closed.by_peer)
 
     async def established(self) -> None:
         """Wait for the peer's SETUP.
@@ -131,11 +104,6 @@ class Connection:
         """
         await self._established.wait()
         self.check_open()
-
-    def check_open(self) -> None:
-        """Raise `ConnectionClosed` when the session is over."""
-        if not self.is_open:
-            raise self.close_error()
 
     def handle(self, request_id: int, handler: Handler) -> None:
         """Send every event of a request of ours to ``handler``, until it ends or is cancelled."""
@@ -187,30 +155,6 @@ class Connection:
         """Let ``handler`` judge such updates of every request of the peer that nobody follows."""
         self._answers.every_update = handler
 
-    def on_closed(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when the session is over."""
-        if not self.is_open:
-            callback()
-        else:
-            self._on_closed.append(callback)
-
-    def off_closed(self, callback: Callable[[], None]) -> None:
-        """Undo `on_closed`."""
-        if callback in self._on_closed:
-            self._on_closed.remove(callback)
-
-    def on_goaway(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once the peer says, or has said, that it will close the session."""
-        if self.goaway_received is not None:
-            callback()
-        else:
-            self._on_goaway.append(callback)
-
-    def off_goaway(self, callback: Callable[[], None]) -> None:
-        """Undo `on_goaway`."""
-        if callback in self._on_goaway:
-            self._on_goaway.remove(callback)
-
     def goaway(
         self, new_session_uri: str = "", *, timeout: float = 0.0, request_id: int | None = None
     ) -> None:
@@ -232,32 +176,6 @@ class Connection:
             self.core.goaway(new_session_uri, timeout_ms, now=self.now)
         else:
             self.core.control.goaway_request(request_id, new_session_uri, timeout_ms, now=self.now)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether new requests may be made: it is open, and the peer does not send us away."""
-        return self.is_open and self.goaway_received is None
-
-    def hold(self, holder: object) -> None:
-        """Note that ``holder`` still needs the session: who would replace it waits."""
-        self._holders.add(holder)
-        self._released.clear()
-
-    def release(self, holder: object) -> None:
-        """Undo `hold`; quiet where nothing is held."""
-        self._holders.discard(holder)
-        if not self._holders:
-            self._released.set()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether anybody still needs the session."""
-        return bool(self._holders) and self.is_open
-
-    async def released(self) -> None:
-        """Wait until nobody needs the session any more, or it is over."""
-        while self.is_held:
-            await self._released.wait()
 
     def stats(self) -> TransportStats:
         """What the transport measures of its path: datagram size, round trip, losses, buffers."""

@@ -9,6 +9,7 @@ and `attend` is the decode step that was waiting for the layer.
 
 import argparse
 import asyncio
+import contextlib
 from pathlib import Path
 
 import kvcs
@@ -24,9 +25,15 @@ async def main(options: argparse.Namespace) -> None:
     scope = kvcs.Scope.from_hex(options.scope_key.read_text())
     prefix = kvcs.Prefix(scope, file.descriptor, file.token_ids)
 
-    async with kvcs.connect(options.relay, ca=options.ca) as session:
+    async with contextlib.AsyncExitStack() as stack:
+        # Where one relay fails, the retrieval goes on over another, or over the same one once it is
+        # back: from the first block that is not there, as long as the deadline allows.
+        sessions = [
+            await stack.enter_async_context(kvcs.connect(url, ca=options.ca))
+            for url in options.relay
+        ]
         try:
-            async with kvcs.Subscriber(session).open(prefix, deadline=options.deadline) as cache:
+            async with kvcs.Subscriber(*sessions).open(prefix, deadline=options.deadline) as cache:
                 async for layer in cache:
                     attend(layer)
         except (kvcs.PublicationNotFound, kvcs.CacheIncomplete) as exc:
@@ -38,7 +45,7 @@ async def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Retrieve a KV cache.")
     parser.add_argument("cache", type=Path)
-    parser.add_argument("--relay", required=True)
+    parser.add_argument("--relay", required=True, action="append", help="may be repeated")
     parser.add_argument("--ca", type=Path)
     parser.add_argument("--scope-key", type=Path, required=True)
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds to the last layer")

@@ -8,6 +8,7 @@ Here the layers come from a file; in an engine, `prefill` is the forward pass.
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,7 +26,8 @@ async def main(options: argparse.Namespace) -> None:
     scope = kvcs.Scope.from_hex(options.scope_key.read_text())
     prefix = kvcs.Prefix(scope, file.descriptor, file.token_ids)
 
-    async with kvcs.connect(options.relay, ca=options.ca) as session:
+    reconnect = kvcs.Reconnect(deadline=options.reconnect)
+    async with kvcs.connect(options.relay, ca=options.ca, reconnect=reconnect) as session:
         async with kvcs.Publisher(session).publish(prefix) as publication:
             segment = await publication.segment()
             layer = 0
@@ -33,7 +35,11 @@ async def main(options: argparse.Namespace) -> None:
                 await segment.put(layer, k, v)  # copied: the engine may overwrite k and v now
                 layer += 1
             print("published", publication.progress, flush=True)
-            await asyncio.sleep(options.retain)  # late consumers fill from here
+            # Late consumers fill from here. A relay that stops or is lost is come back to; when it
+            # stays away there is nobody left to serve.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(options.retain):
+                    await session.gone()
 
 
 if __name__ == "__main__":
@@ -43,4 +49,7 @@ if __name__ == "__main__":
     parser.add_argument("--ca", type=Path)
     parser.add_argument("--scope-key", type=Path, required=True)
     parser.add_argument("--retain", type=float, default=60.0, help="seconds to stay")
+    parser.add_argument(
+        "--reconnect", type=float, default=60.0, help="seconds to wait for a lost relay"
+    )
     asyncio.run(main(parser.parse_args()))

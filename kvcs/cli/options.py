@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -15,12 +16,13 @@ import typer
 
 from kvcs.cli import files
 from kvcs.cli.output import Output
-from kvcs.errors import FileError, UsageError
+from kvcs.errors import ConnectionClosed, ConnectionFailed, FileError, UsageError
 from kvcs.kv import Descriptor, Prefix, Scope
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.quic.aioquic_backend import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import connect
+from kvcs.quic.reconnect import Reconnect
 from kvcs.quic.tokens import token_octets
 
 MAX_TOKEN_FILE_OCTETS = 1 << 27
@@ -48,6 +50,15 @@ def seconds(text: str) -> float:
     return value
 
 
+RelaysOption = Annotated[
+    list[str],
+    typer.Option(
+        "--relay",
+        metavar="URL",
+        help="Relay or publisher, moqt://HOST:PORT; where it is repeated, one that fails is"
+        " replaced by another.",
+    ),
+]
 RelayOption = Annotated[
     str, typer.Option("--relay", metavar="URL", help="Relay or publisher, moqt://HOST:PORT.")
 ]
@@ -114,6 +125,18 @@ WaitOption = Annotated[
         help="How long to wait for a publication; up to the deadline.",
     ),
 ]
+ReconnectOption = Annotated[
+    float,
+    typer.Option(
+        "--reconnect",
+        parser=seconds,
+        metavar="SECONDS",
+        help="How long a lost session is tried for again; 0 does not.",
+    ),
+]
+RECONNECT_SECONDS = 60.0
+"""How long a lost session is tried for again unless told otherwise."""
+
 LinesOption = Annotated[
     bool,
     typer.Option("--lines", help="Print what happens, and the result, as one JSON object a line."),
@@ -132,6 +155,8 @@ class Peer:
     """Seconds in which the user wants all to be over; connecting takes no longer."""
     datagram_size: int | None = None
     """Octets of UDP payload to send; None finds what the path carries."""
+    reconnect: float = RECONNECT_SECONDS
+    """Seconds for which a lost session is tried for again; 0 does not."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
@@ -150,9 +175,34 @@ class Peer:
         if self.within:
             quic = replace(quic, connect_timeout=min(self.within, quic.connect_timeout))
         async with connect(
-            self.url, ca=self.ca, token=token, verify=not self.insecure, quic=quic
+            self.url,
+            ca=self.ca,
+            token=token,
+            verify=not self.insecure,
+            quic=quic,
+            reconnect=Reconnect(deadline=self.reconnect) if self.reconnect else None,
         ) as connection:
             yield connection
+
+
+@asynccontextmanager
+async def connect_all(peers: Sequence[Peer]) -> AsyncIterator[list[Connection]]:
+    """Open a session with each peer; those that cannot be reached are left out if any can.
+
+    Raises:
+        ConnectionFailed: none can be reached; as for `Peer.connect` with a single one.
+    """
+    async with AsyncExitStack() as stack:
+        opened = await asyncio.gather(
+            *(stack.enter_async_context(peer.connect()) for peer in peers), return_exceptions=True
+        )
+        sessions = [each for each in opened if not isinstance(each, BaseException)]
+        failures = [each for each in opened if isinstance(each, BaseException)]
+        for failure in failures:
+            if not sessions or not isinstance(failure, ConnectionFailed | ConnectionClosed):
+                raise failure
+            Output().note(f"left out: {failure}")
+        yield sessions
 
 
 def read_token(path: Path) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,13 @@ from kvcs.cli import files
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
+    RECONNECT_SECONDS,
     CaOption,
     DatagramSizeOption,
     InsecureOption,
     LinesOption,
     Peer,
+    ReconnectOption,
     ScopeKeyOption,
     TokenOption,
     parse_address,
@@ -64,6 +66,7 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
+        reconnect: ReconnectOption = RECONNECT_SECONDS,
         retain: Annotated[
             float | None,
             typer.Option(
@@ -98,7 +101,11 @@ def register(app: typer.Typer) -> None:
         prefix = prefix_of(cache, files.read_scope(scope_key_file, output))
         told = Lines(lines)
         settings = PublisherSettings(retention=retention)
-        peer = None if relay is None else Peer(relay, ca, token_file, insecure, None, datagram_size)
+        peer = (
+            None
+            if relay is None
+            else Peer(relay, ca, token_file, insecure, None, datagram_size, reconnect)
+        )
         quic = QuicSettings(datagram_size=datagram_size)
         async with _session(peer, bind, cert, key, quic) as session:
             where = session.url if isinstance(session, Server) else relay or ""
@@ -174,20 +181,16 @@ def _show(output: Output, publication: Publication, uri: str, told: Lines) -> No
 
 
 async def _stay(session: Connection | Server, seconds: float | None) -> None:
-    """Serve until the time is up, or the relay goes.
+    """Serve until the time is up, or the relay is gone and does not come back.
 
     Raises:
-        ConnectionClosed: it went, or says that it will.
+        ConnectionClosed: it is gone, or says that it will be where nothing is to follow it.
     """
-    ended = asyncio.Event()
-    if isinstance(session, Connection):
-        session.on_closed(ended.set)
-        session.on_goaway(ended.set)
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await ended.wait()
-    except TimeoutError:
-        return
-    if isinstance(session, Connection):
-        session.check_open()
-        raise ConnectionClosed("it goes away (GOAWAY)", by_peer=True)
+            if isinstance(session, Server):
+                await asyncio.Event().wait()
+            else:
+                await session.gone()
+                session.newest.check_open()
+                raise ConnectionClosed("it goes away (GOAWAY)", by_peer=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from kvcs.cli.files import check_target
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
+    RECONNECT_SECONDS,
     CaOption,
     DatagramSizeOption,
     DeadlineOption,
@@ -20,11 +22,13 @@ from kvcs.cli.options import (
     LikeOption,
     LinesOption,
     Peer,
-    RelayOption,
+    ReconnectOption,
+    RelaysOption,
     ScopeKeyOption,
     TokenOption,
     TokensOption,
     WaitOption,
+    connect_all,
     parse_range,
     read_prefix,
 )
@@ -56,7 +60,7 @@ def register(app: typer.Typer) -> None:
     @command(app, "subscribe")
     async def subscribe(
         output: Output,
-        relay: RelayOption,
+        relay: RelaysOption,
         scope_key_file: ScopeKeyOption,
         like: LikeOption = None,
         tokens: TokensOption = None,
@@ -68,6 +72,7 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
+        reconnect: ReconnectOption = RECONNECT_SECONDS,
         deadline: DeadlineOption = None,
         wait: WaitOption = None,
         lines: LinesOption = False,
@@ -76,7 +81,10 @@ def register(app: typer.Typer) -> None:
         prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
         await _retrieve(
             output,
-            Peer(relay, ca, token_file, insecure, deadline, datagram_size),
+            [
+                Peer(url, ca, token_file, insecure, deadline, datagram_size, reconnect)
+                for url in dict.fromkeys(relay)
+            ],
             prefix,
             out,
             compare,
@@ -90,7 +98,7 @@ def register(app: typer.Typer) -> None:
     @command(app, "fetch")
     async def fetch(
         output: Output,
-        relay: RelayOption,
+        relay: RelaysOption,
         scope_key_file: ScopeKeyOption,
         like: LikeOption = None,
         tokens: TokensOption = None,
@@ -110,6 +118,7 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
+        reconnect: ReconnectOption = RECONNECT_SECONDS,
         deadline: DeadlineOption = None,
         wait: WaitOption = 0.0,
         lines: LinesOption = False,
@@ -121,7 +130,10 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--blocks starts at 0: a later block needs those before it")
         await _retrieve(
             output,
-            Peer(relay, ca, token_file, insecure, deadline, datagram_size),
+            [
+                Peer(url, ca, token_file, insecure, deadline, datagram_size, reconnect)
+                for url in dict.fromkeys(relay)
+            ],
             prefix,
             out,
             compare,
@@ -137,7 +149,7 @@ def register(app: typer.Typer) -> None:
 
 async def _retrieve(
     output: Output,
-    peer: Peer,
+    peers: Sequence[Peer],
     prefix: Prefix,
     out: Path | None,
     compare: Path | None,
@@ -160,8 +172,8 @@ async def _retrieve(
         raise FileError(f"{compare}: another descriptor: {differences}")
     received: dict[int, tuple[Any, Any]] = {}
     differing: list[int] = []
-    async with peer.connect() as session:
-        subscriber = Subscriber(session)
+    async with connect_all(peers) as sessions:
+        subscriber = Subscriber(*sessions)
         async with subscriber.open(
             prefix,
             deadline=deadline,

@@ -237,7 +237,7 @@ class Link:
                 await self._replace(self.current)
         except ConnectionClosed as exc:
             self._error = exc
-            _log.warning("reconnecting_given_up", uri=str(self._home), reason=str(exc))
+            _log.info("reconnecting_given_up", uri=str(self._home), reason=str(exc))
             self.origin.nothing_returns()
             self._tell()
 

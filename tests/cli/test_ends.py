@@ -134,12 +134,13 @@ def test_a_relay_keeps_a_whole_cache_when_its_producer_is_stopped(
         assert got.json()["equal"] is True
 
 
-def test_a_producer_leaves_a_relay_that_goes_away(place: Place) -> None:
+def test_a_producer_that_is_not_to_come_back_leaves_a_relay_that_goes_away(place: Place) -> None:
     with Process(
         "relay", "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--lines"
     ) as relay:
         url = relay.event("listening")["url"]
-        with Process("publish", place.cache, "--relay", url, *place.member, "--lines") as producer:
+        there = ("--relay", url, *place.member, "--reconnect", "0")
+        with Process("publish", place.cache, *there, "--lines") as producer:
             producer.event("published")
             stopped = relay.stop()
             left = producer.end()
@@ -149,3 +150,37 @@ def test_a_producer_leaves_a_relay_that_goes_away(place: Place) -> None:
     assert (last["event"], last["sessions_total"], last["namespaces"]) == ("stopped", 1, 1)
     assert left.code == 2
     assert left.line() == "kvcs: session closed by the peer (no code): it goes away (GOAWAY)"
+
+
+def test_a_producer_comes_back_to_a_relay_that_is_started_again(place: Place, run: Run) -> None:
+    def start(port: int) -> Process:
+        options = (*place.keys, "--allow-anyone", "--lines")
+        return Process("relay", "--bind", f"127.0.0.1:{port}", *options)
+
+    with start(0) as relay:
+        url = relay.event("listening")["url"]
+        there = ("--relay", url, *place.member)
+        with Process("publish", place.cache, *there, "--lines") as producer:
+            producer.event("published")
+            check_ended(relay.stop(), signal.SIGTERM)  # it need not wait for the producer
+            with start(int(url.rpartition(":")[2])) as again:
+                again.event("listening")
+                wanted = ("--like", place.cache, "--compare", place.cache, "--json")
+                got = run("subscribe", *there, *wanted, "--deadline", "20")
+                assert (got.code, got.err) == (0, "")
+                assert got.json()["equal"] is True
+            check_ended(producer.stop(signal.SIGINT), signal.SIGINT)
+
+
+def test_a_producer_gives_a_relay_up_that_stays_away(place: Place) -> None:
+    with Process(
+        "relay", "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--lines"
+    ) as relay:
+        url = relay.event("listening")["url"]
+        there = ("--relay", url, *place.member, "--reconnect", "0.5")
+        with Process("publish", place.cache, *there, "--lines") as producer:
+            producer.event("published")
+            relay.stop()
+            left = producer.end()
+    assert left.code == 2
+    assert "no session followed within 0.5 s" in left.line()

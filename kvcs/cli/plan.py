@@ -75,7 +75,9 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
     ) -> None:
-        """Say whether to fetch a prompt's KV cache or to compute it, and where the break-even lies.
+        """Say whether a KV cache is better fetched or computed anew.
+
+        Where the break-even lies, too.
 
         An estimate; nothing is sent. Also says which block size makes the shortest fetch.
         """

@@ -386,6 +386,8 @@ class DataStreams:
         if stream.state is _DISCARDED:
             if stream.fin:
                 self._end(stream, DataStreamInput.FIN)
+        elif stream.state is DataStreamState.ENDED:
+            pass  # refused, and whole already
         elif stream.expected is None:
             stream.early += data
             self._early_octets += len(data)

@@ -20,7 +20,7 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.settings import Role
 from kvcs.moqt.store import Track
-from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.streams import FetchHeader, SubgroupHeader
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import (
@@ -236,3 +236,10 @@ def test_a_malformed_datagram_ends_the_subscription() -> None:
     assert bench.take(DatagramReceived) == []
     assert len(bench.take(TrackMalformed)) == 1
     assert bench.close is None
+
+
+def test_a_whole_stream_of_a_fetch_that_is_gone_is_not_held() -> None:
+    bench = Bench(Role.CLIENT)
+    bench.uni(FetchHeader(6).encode() + bytes(1200), fin=True)
+    assert bench.close is None
+    assert residue(bench.core) == {}

@@ -1,0 +1,93 @@
+"""What docs/ shows is true: its Python is run as it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import kvcs.moqt
+import kvcs.quic
+from kvcs.testing import network
+from tests.certificates import write_pem
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = re.compile(r"<!-- python: ([\w ]+) -->\n```python\n(.*?)```", re.DOTALL)
+RUN = {"testing.md": {"application"}, "moqt.md": {"readings"}}
+"""The blocks of each page; every one is run by a test below."""
+
+
+def blocks(page: str) -> dict[str, str]:
+    """The marked Python of a page."""
+    return dict(PYTHON.findall((ROOT / "docs" / page).read_text(encoding="utf-8")))
+
+
+def names_of(page: str, block: str) -> dict[str, Any]:
+    """What a block defines."""
+    names: dict[str, Any] = {"__name__": f"docs.{page}"}
+    exec(compile(blocks(page)[block], f"docs/{page}", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_every_block_of_python_is_run(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert set(blocks(page)) == RUN[page]
+    assert text.count("```python") == len(RUN[page])
+
+
+def test_the_tests_of_an_application_pass_as_written() -> None:
+    names = names_of("testing.md", "application")
+    tests = [name for name in names if name.startswith("test_")]
+    assert len(tests) == 2
+    for name in tests:
+        names[name]()
+
+
+async def test_readings_come_over_real_sockets(tmp_path: Path) -> None:
+    files = write_pem(tmp_path)
+    main: Callable[..., Coroutine[Any, Any, list[float]]] = names_of("moqt.md", "readings")["main"]
+    assert await main(str(files.cert), str(files.key), str(files.ca)) == [19.5, 19.7, 20.2]
+
+
+def test_readings_come_over_a_virtual_network() -> None:
+    main: Callable[..., Coroutine[Any, Any, list[float]]] = names_of("moqt.md", "readings")["main"]
+
+    async def virtual() -> list[float]:
+        net = network.Network(seed=4, conditions=network.Conditions(delay=0.03, loss=0.1))
+        return await main("unused", "unused", "unused", net.host("local").address)
+
+    assert network.run(virtual()) == [19.5, 19.7, 20.2]
+
+
+def test_names_that_the_pages_link_exist() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("package", [kvcs.moqt, kvcs.quic, network])
+def test_a_package_lists_its_public_names(package: ModuleType) -> None:
+    names = package.__all__
+    assert len(names) == len(set(names))
+    shown = {
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    modules = {name for name in names if isinstance(getattr(package, name), ModuleType)}
+    assert set(names) == shown | modules
+
+
+@pytest.mark.parametrize("package", [kvcs.moqt, kvcs.quic, network])
+def test_every_public_name_says_what_it_is(package: ModuleType) -> None:
+    bare = [
+        name
+        for name in package.__all__
+        if callable(getattr(package, name)) and not (getattr(package, name).__doc__ or "").strip()
+    ]
+    assert bare == []

@@ -13,6 +13,7 @@ from kvcs.errors import RequestError
 from kvcs.moqt import messages
 from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
+from kvcs.moqt.events import SubscriptionUpdated
 from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.load import overloaded
@@ -132,6 +133,9 @@ class Deliveries:
             # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
             largest = delivery.track.largest
             delivery.update(parameters, update.request_id, largest)
+            self._session.emit(
+                SubscriptionUpdated(request.request_id, update.request_id, parameters)
+            )
             return largest_object(largest)
         fetch = self._fetches.get(request.request_id)
         if fetch is not None:

@@ -108,6 +108,15 @@ class RequestUpdateReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriptionUpdated:
+    """The peer has changed a subscription that we serve (§9.5); it is applied and answered."""
+
+    request_id: int
+    update_id: int
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True)
 class RequestCancelled:
     """The peer cancelled or ended a request that it made, or one of ours (§6.4.2.3)."""
 
@@ -317,6 +326,7 @@ Event = (
     | SubscribeTracksReceived
     | PublishReceived
     | RequestUpdateReceived
+    | SubscriptionUpdated
     | RequestCancelled
     | RequestAccepted
     | RequestRefused

@@ -19,6 +19,7 @@ from kvcs.quic.origin import Origin
 from kvcs.quic.replies import Replies, Reply
 from kvcs.quic.stream_wait import StreamWait
 from kvcs.quic.tenure import Tenure
+from kvcs.quic.tracks import Tracks
 from kvcs.quic.transport import Transport, TransportStats
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Connection(Tenure):
         """What this process publishes on the session; offered to the peer by `Origin.attach`."""
         self.namespaces = Namespaces(self)
         """Which namespaces the peer announces."""
+        self.tracks = Tracks(self)
+        """Which Tracks the peer publishes by itself."""
         self._pump_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None

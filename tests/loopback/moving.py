@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import kvcs
 from kvcs.moqt import events
@@ -82,6 +83,18 @@ class Wires:
 
     def __init__(self) -> None:
         self.all: list[Wire] = []
+        self._more = asyncio.Event()
+
+    def observe(self, connection: Connection, event: events.Event) -> None:
+        """Something happened on one of the sessions."""
+        self._more.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
+        async with asyncio.timeout(SAFETY):
+            while not condition():
+                self._more.clear()
+                await self._more.wait()
 
     def objects(self, name: str) -> Counter[Location]:
         """How often each Object of a track began to arrive, over all sessions."""
@@ -108,8 +121,14 @@ async def linked(
 
     async def open_session(uri: MoqtUri, *, link: Link, origin: Origin | None) -> Connection:
         wire = Wire()
+
+        def observe(connection: Connection, event: events.Event) -> None:
+            wire.observe(connection, event)
+            if wires is not None:
+                wires.observe(connection, event)
+
         connection = await open_connection(
-            uri, ca=files.ca, observer=wire.observe, link=link, origin=origin
+            uri, ca=files.ca, observer=observe, link=link, origin=origin
         )
         wire.attach(connection)
         prepare(connection)
@@ -149,15 +168,16 @@ async def over(connection: Connection) -> None:
         connection.off_closed(closed.set)
 
 
-def relay_settings(files: PemFiles, port: int = 0, goaway: float = 5.0) -> kvcs.RelaySettings:
+def relay_settings(files: PemFiles, port: int = 0, **options: Any) -> kvcs.RelaySettings:
+    """Settings of a relay of a test."""
     return kvcs.RelaySettings(
         cert=files.cert,
         key=files.key,
         host=HOST,
         port=port,
         allow_anyone=True,
-        goaway_timeout=goaway,
         session=SESSION,
+        **options,
     )
 
 

@@ -6,5 +6,11 @@ import sys
 
 from kvcs.cli import main
 
+
+def run() -> int:
+    """Run the command with the arguments of this process; returns the exit code."""
+    return main(["bench", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
-    sys.exit(main(["bench", *sys.argv[1:]]))
+    sys.exit(run())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvcs.errors import RequestError
+from kvcs.errors import Redirected, RequestError
 from kvcs.moqt import messages
 from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
@@ -281,4 +281,7 @@ def largest_object(largest: Location | None) -> Parameters:
 def error_message(error: RequestError) -> messages.RequestError:
     """REQUEST_ERROR as it tells an error of ours (§9.4)."""
     retry = 0 if error.retry_after_ms is None else error.retry_after_ms + 1
-    return messages.RequestError(error.code, retry, error.reason, None)
+    redirect = None
+    if isinstance(error, Redirected):
+        redirect = messages.Redirect(error.uri, error.namespace, error.track_name)
+    return messages.RequestError(error.code, retry, error.reason, redirect)

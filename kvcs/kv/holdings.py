@@ -19,7 +19,7 @@ from kvcs.kv.arrays import byte_view
 from kvcs.kv.codecs import Codec
 from kvcs.kv.descriptor import Descriptor
 from kvcs.kv.layout import BlockLayout
-from kvcs.kv.payload import DIGEST_OCTETS
+from kvcs.kv.payload import DIGEST_OCTETS, HeaderCheck
 from kvcs.kv.tracks import MAX_BLOCK, Component, DataTrack
 from kvcs.moqt.names import Location
 
@@ -93,11 +93,25 @@ class Part:
     tracks: tuple[DataTrack, ...]
     """Tracks that it is taken from."""
 
-    layouts: dict[DataTrack, BlockLayout]
-    """Sections of one block on each of them."""
-
     codec: Codec
     """Codec of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What the Objects of one selected track have in common."""
+
+    part: Part
+    """Its segment."""
+
+    layout: BlockLayout
+    """Sections of one block."""
+
+    check: HeaderCheck
+    """Checks their headers."""
+
+    payload_octets: int | None
+    """Octets of each payload, where the codec fixes them."""
 
 
 class Row:
@@ -151,7 +165,10 @@ class Holdings:
         self._objects = 0
         """Objects of one layer in the segments added so far."""
         self._rows: dict[tuple[DataTrack, int], Row] = {}
+        self._lanes: dict[DataTrack, Lane] = {}
         self._tensors: dict[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
+        self._octets: dict[int, tuple[memoryview, memoryview]] = {}
+        """The same as octets."""
         self._verified: Counter[int] = Counter()
         self._contradicted: set[int] = set()
         self._ready: list[int] = []
@@ -180,17 +197,17 @@ class Holdings:
 
     # --- places ---
 
-    def _select(self, part: Part) -> None:
+    def _select(self, part: Part, lanes: dict[DataTrack, Lane]) -> None:
         self._parts.append(part)
+        self._lanes.update(lanes)
         self._covered += part.wanted
         self._objects += part.wanted * len(part.tracks)
 
-    def _part(self, track: DataTrack) -> Part:
-        if track.segment < len(self._parts):
-            part = self._parts[track.segment]
-            if track in part.tracks:
-                return part
-        raise UsageError(f"track {track} was not selected")
+    def _lane(self, track: DataTrack) -> Lane:
+        lane = self._lanes.get(track)
+        if lane is None:
+            raise UsageError(f"track {track} was not selected")
+        return lane
 
     def _row(self, track: DataTrack, layer: int) -> Row:
         row = self._rows.get((track, layer))
@@ -211,19 +228,26 @@ class Holdings:
 
     def _sections(self, track: DataTrack, location: Location) -> list[memoryview]:
         """Writable octets of one block's sections."""
-        k, v = self._layer(location.group)
-        arrays: tuple[npt.NDArray[Any], ...] = (k, v)
+        views = self._octets.get(location.group)
+        if views is None:
+            k, v = self._layer(location.group)
+            views = self._octets[location.group] = (byte_view(k), byte_view(v))
+        wanted: tuple[memoryview, ...] = views
         if track.component is not Component.KV:
-            arrays = (k,) if track.component is Component.K else (v,)
-        size = self.descriptor.block_tokens
-        start = (self._parts[track.segment].first_block + location.object) * size
-        return [byte_view(array[start : start + size]) for array in arrays]
+            wanted = views[:1] if track.component is Component.K else views[1:]
+        lane = self._lanes[track]
+        block = lane.part.first_block + location.object
+        sizes = lane.layout.section_octets
+        return [
+            view[block * size : (block + 1) * size]
+            for view, size in zip(wanted, sizes, strict=True)
+        ]
 
-    def _release(self, track: DataTrack, layer: int, block: int) -> None:
-        self._row(track, layer).states[block] = VERIFIED
+    def _release(self, track: DataTrack, layer: int, row: Row, block: int) -> None:
+        row.states[block] = VERIFIED
         self._verified[layer] += 1
         self.counters.verified += 1
-        self.counters.verified_octets += self._parts[track.segment].layouts[track].octets
+        self.counters.verified_octets += self._lanes[track].layout.octets
         if self.is_ready(layer):
             self._ready.append(layer)
 
@@ -237,6 +261,8 @@ class Holdings:
 
     def take_ready(self) -> list[int]:
         """Layers that became ready since the last call, in the order in which they did."""
+        if not self._ready:
+            return []
         ready, self._ready = self._ready, []
         return [layer for layer in ready if self.is_ready(layer)]
 

@@ -12,17 +12,18 @@ from typing import Final
 from kvcs.errors import ObjectError, PublicationError, UsageError
 from kvcs.kv import codecs
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Holdings, Part, Row
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Holdings, Lane, Part, Row
 from kvcs.kv.manifest import Manifest, check_succession
 from kvcs.kv.payload import (
     DIGEST_OCTETS,
+    HEADER_OCTETS,
     MAX_DATA_OCTETS,
-    PayloadHeader,
-    check_digest,
-    check_header,
+    HeaderCheck,
     check_length,
+    compare_digests,
 )
 from kvcs.kv.slots import Aside, InPlace, Nowhere, Outcome, Sink, Slot
+from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
 
@@ -124,10 +125,16 @@ class Ledger(Holdings):
                     f"Objects of {octets} octets are above the limit {self._max_data_octets}"
                 )
         wanted = min(blocks, self.blocks - first_block)
-        part = Part(first_block, blocks, wanted, ordered, layouts, codec)
+        part = Part(first_block, blocks, wanted, ordered, codec)
         if self._manifest is not None:
             _check_part(number, part, self._manifest)
-        self._select(part)
+        lanes: dict[DataTrack, Lane] = {}
+        for track, layout in layouts.items():
+            check = HeaderCheck(track, first_block, self.descriptor, self._max_data_octets)
+            octets = codec.data_octets(layout)
+            fixed = None if octets is None else HEADER_OCTETS + octets
+            lanes[track] = Lane(part, layout, check, fixed)
+        self._select(part, lanes)
 
     def apply_manifest(self, manifest: Manifest) -> None:
         """Take a version's lists into account; call it for every version, in order.
@@ -158,7 +165,7 @@ class Ledger(Holdings):
                 if row.states[block] != WAITING:
                     continue
                 if row.digest(block) == listed[block]:
-                    self._release(track, layer, block)
+                    self._release(track, layer, row, block)
                 else:
                     row.states[block] = OWED
                     self.counters.rejected["listed"] += 1
@@ -207,19 +214,23 @@ class Ledger(Holdings):
                 is counted.
             UsageError: ``track`` was not selected.
         """
-        part = self._part(track)
+        lane = self._lane(track)
+        part = lane.part
+        layer, block = location
+        if layer in self.layers and block < part.wanted and payload_length == lane.payload_octets:
+            return Slot(self, track, location, payload_length)
         try:
-            if location.group >= self.descriptor.layers:
+            if layer >= self.descriptor.layers:
                 # Group L carries the End of Track at most, never a payload.
                 raise ObjectError(
                     f"{track} {location}: the model has {self.descriptor.layers} layers",
                     check="layer",
                 )
-            if location.object >= part.blocks:
+            if block >= part.blocks:
                 raise ObjectError(
                     f"{track} {location}: the segment has {part.blocks} blocks", check="block"
                 )
-            if location.group not in self.layers or location.object >= part.wanted:
+            if layer not in self.layers or block >= part.wanted:
                 self.counters.excess += 1
                 return None
             check_length(track, self.descriptor, payload_length, self._max_data_octets)
@@ -228,34 +239,27 @@ class Ledger(Holdings):
             raise
         return Slot(self, track, location, payload_length)
 
-    def place(self, slot: Slot, header: PayloadHeader) -> Sink:
+    def place(self, slot: Slot, header: Octets) -> Sink:
         """Check an Object's header and say where its Data goes; `Slot.write` calls this.
 
         Raises:
             ObjectError: a field of the header is wrong.
         """
         track, location = slot.track, slot.location
-        part = self._part(track)
-        check_header(
-            header,
-            track=track,
-            location=location,
-            first_block=part.first_block,
-            descriptor=self.descriptor,
-            payload_length=slot.payload_length,
-            max_data_octets=self._max_data_octets,
-        )
+        lane = self._lane(track)
+        slot.digest = lane.check.digest(header, location, slot.payload_length)
         if self._row(track, location.group).states[location.object] != OWED:
             return Nowhere()
+        octets = slot.payload_length - HEADER_OCTETS
         if (track, location) not in self._holders:
             self._holders[track, location] = slot
-            if part.codec.in_place:
+            if lane.part.codec.in_place:
                 return InPlace(self._sections(track, location))
-            return Aside(header.data_length)
-        if sum(self._aside.values()) + header.data_length > self._max_aside_octets:
+            return Aside(octets)
+        if sum(self._aside.values()) + octets > self._max_aside_octets:
             return Nowhere()
-        self._aside[slot] = header.data_length
-        return Aside(header.data_length)
+        self._aside[slot] = octets
+        return Aside(octets)
 
     def finish(self, slot: Slot) -> Outcome:
         """Check an Object whose last octet came, and release it or drop it.
@@ -292,7 +296,7 @@ class Ledger(Holdings):
                 usable from this publication.
             UsageError: ``track`` was not selected.
         """
-        part = self._part(track)
+        part = self._lane(track).part
         if location.group < self.descriptor.layers and location.object < part.blocks:
             self._contradicted.add(location.group)
             raise PublicationError(
@@ -304,21 +308,21 @@ class Ledger(Holdings):
         track, (layer, block) = slot.track, slot.location
         if slot.error is not None:
             raise slot.error
-        header, sink = slot.header, slot.sink
-        if header is None or sink is None or slot.received != slot.payload_length:
+        announced, sink = slot.digest, slot.sink
+        if announced is None or sink is None or slot.received != slot.payload_length:
             raise ObjectError(
                 f"{track} {slot.location}: {slot.received} of {slot.payload_length} octets came",
                 check="length",
             )
-        check_digest(header, sink.digest())
+        compare_digests(slot.location, announced, sink.digest())
         row = self._row(track, layer)
         if row.states[block] != OWED:
-            if row.digest(block) != header.data_digest:
+            if row.digest(block) != announced:
                 raise self._contradiction(track, layer, block, "a second copy has")
             self.counters.duplicates += 1
             return Outcome.DUPLICATE
         listed = self._listed(track, layer, block)
-        if listed is not None and listed != header.data_digest:
+        if listed is not None and listed != announced:
             raise ObjectError(
                 f"{track} {slot.location}: Data Digest is not the one that the manifest lists",
                 check="listed",
@@ -328,11 +332,11 @@ class Ledger(Holdings):
             return Outcome.DUPLICATE
         if isinstance(sink, Aside):
             self._land(slot, sink.data)
-        row.digests[block * DIGEST_OCTETS : (block + 1) * DIGEST_OCTETS] = header.data_digest
+        row.digests[block * DIGEST_OCTETS : (block + 1) * DIGEST_OCTETS] = announced
         if self.signed and listed is None:
             row.states[block] = WAITING
             return Outcome.WAITING
-        self._release(track, layer, block)
+        self._release(track, layer, row, block)
         return Outcome.VERIFIED
 
     def _land(self, slot: Slot, data: memoryview) -> None:
@@ -341,8 +345,8 @@ class Ledger(Holdings):
         Raises:
             ObjectError: ``codec``: it does not decode to exactly the sections.
         """
-        part = self._part(slot.track)
-        layout = part.layouts[slot.track]
+        lane = self._lane(slot.track)
+        part, layout = lane.part, lane.layout
         try:
             pieces = [memoryview(piece).cast("B") for piece in part.codec.decode(data, layout)]
         except Exception as exc:

@@ -27,6 +27,8 @@ MAX_DATA_OCTETS: Final = 16 * 2**20
 """Largest Data of one Object, by default."""
 
 _HEADER = struct.Struct(">4sBBHIIQIHHI32s")
+_CHECKED = struct.Struct(">4sBB2xIIQIH2xI32s")
+"""The same without Flags and Reserved, which are ignored on receipt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +205,82 @@ def check_digest(header: PayloadHeader, digest: bytes) -> None:
     Raises:
         ObjectError: ``digest``: they differ.
     """
-    if not hmac.compare_digest(header.data_digest, digest):
+    compare_digests(Location(header.layer, header.block), header.data_digest, digest)
+
+
+def compare_digests(location: Location, announced: bytes, digest: bytes) -> None:
+    """Compare the Data Digest of the Object at a Location with the SHA-256 of the Data that came.
+
+    Raises:
+        ObjectError: ``digest``: they differ.
+    """
+    if not hmac.compare_digest(announced, digest):
         raise ObjectError(
-            f"layer {header.layer} block {header.block}: SHA-256 of Data is {digest.hex()[:16]}...,"
-            f" header says {header.data_digest.hex()[:16]}...",
+            f"layer {location.group} block {location.object}: SHA-256 of Data is"
+            f" {digest.hex()[:16]}..., header says {announced.hex()[:16]}...",
             check="digest",
         )
+
+
+class HeaderCheck:
+    """Checks the headers of one track's Objects, of which all but the digest is known before.
+
+    It accepts what `check_header` accepts; only what differs is taken apart, to name the field.
+
+    Args:
+        track: names component, codec and segment.
+        first_block: absolute index of the segment's first block.
+        descriptor: the consumer's own.
+        max_data_octets: limit on Data.
+    """
+
+    __slots__ = ("_codec", "_component", "_descriptor", "_first_block", "_max", "_tokens", "_track")
+
+    def __init__(
+        self, track: DataTrack, first_block: int, descriptor: Descriptor, max_data_octets: int
+    ) -> None:
+        self._track = track
+        self._first_block = first_block
+        self._descriptor = descriptor
+        self._max = max_data_octets
+        self._component = track.component.number
+        self._codec = codecs.lookup(track.codec).number
+        self._tokens = descriptor.block_tokens
+
+    def digest(self, octets: Octets, location: Location, payload_length: int) -> bytes:
+        """Data Digest of a header that is right.
+
+        Args:
+            octets: the header; what follows it is not looked at.
+            location: Group ID is the layer, Object ID the block.
+            payload_length: octets of the whole payload; `check_length` has passed.
+
+        Raises:
+            ObjectError: as `PayloadHeader.unpack` and `check_header`.
+        """
+        layer, block = location
+        *fields, digest = _CHECKED.unpack_from(octets)
+        if fields != [
+            MAGIC,
+            VERSION,
+            self._component,
+            layer,
+            block,
+            (self._first_block + block) * self._tokens,
+            self._tokens,
+            self._codec,
+            payload_length - HEADER_OCTETS,
+        ]:
+            check_header(
+                PayloadHeader.unpack(octets),
+                track=self._track,
+                location=location,
+                first_block=self._first_block,
+                descriptor=self._descriptor,
+                payload_length=payload_length,
+                max_data_octets=self._max,
+            )
+        return bytes(digest)
 
 
 @dataclass(frozen=True, slots=True)

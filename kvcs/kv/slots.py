@@ -15,7 +15,7 @@ import numpy as np
 
 from kvcs.errors import ObjectError
 from kvcs.kv.arrays import byte_view
-from kvcs.kv.payload import HEADER_OCTETS, PayloadHeader
+from kvcs.kv.payload import HEADER_OCTETS
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import DataTrack
 from kvcs.moqt.names import Location
@@ -37,7 +37,7 @@ class Outcome(Enum):
 class Sink(Protocol):
     """Takes Data octets in order."""
 
-    def write(self, octets: memoryview) -> None:
+    def write(self, octets: Octets) -> None:
         """Take the next octets; never more in all than the payload's length allows."""
 
     def digest(self) -> bytes:
@@ -50,7 +50,7 @@ class Nowhere:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def write(self, octets: memoryview) -> None:
+    def write(self, octets: Octets) -> None:
         """Hash the octets."""
         self._hash.update(octets)
 
@@ -71,7 +71,7 @@ class InPlace:
         self._section = 0
         self._offset = 0
 
-    def write(self, octets: memoryview) -> None:
+    def write(self, octets: Octets) -> None:
         """Copy the octets to their place."""
         while size := len(octets):
             section, start = self._sections[self._section], self._offset
@@ -99,6 +99,8 @@ class InPlace:
 
     def digest(self) -> bytes:
         """SHA-256 of what was taken."""
+        if self._section == len(self._sections) == 1:
+            return hashlib.sha256(self._sections[0]).digest()
         return self.leave().digest()
 
 
@@ -114,7 +116,7 @@ class Aside:
         self.data = byte_view(np.empty(octets, dtype=np.uint8))
         self._taken = 0
 
-    def write(self, octets: memoryview) -> None:
+    def write(self, octets: Octets) -> None:
         """Copy the octets into the buffer."""
         self.data[self._taken : self._taken + len(octets)] = octets
         self._taken += len(octets)
@@ -127,8 +129,8 @@ class Aside:
 class Keeper(Protocol):
     """What a slot needs of the ledger that made it."""
 
-    def place(self, slot: Slot, header: PayloadHeader) -> Sink:
-        """Check the header and say where Data goes.
+    def place(self, slot: Slot, header: Octets) -> Sink:
+        """Check the header, note its Data Digest in the slot, and say where Data goes.
 
         Raises:
             ObjectError: a field is wrong.
@@ -148,74 +150,79 @@ class Slot:
     `finish` or `abandon`.
     """
 
+    __slots__ = (
+        "_header_octets",
+        "_ledger",
+        "digest",
+        "ended",
+        "error",
+        "location",
+        "payload_length",
+        "received",
+        "sink",
+        "track",
+    )
+
     def __init__(
         self, ledger: Keeper, track: DataTrack, location: Location, payload_length: int
     ) -> None:
         self.track = track
+        """Track that carries the Object."""
         self.location = location
+        """Its Location."""
         self.payload_length = payload_length
+        """Octets of the whole payload, as announced."""
         self.received = 0
-        self.header: PayloadHeader | None = None
+        """Octets of the payload so far."""
+        self.digest: bytes | None = None
+        """Data Digest of the header, once that is in and checked."""
         self.error: ObjectError | None = None
+        """First check that failed; what comes after is dropped."""
         self.sink: Sink | None = None
+        """Where Data goes, once the header is checked."""
         self.ended = False
+        """Whether it was finished or abandoned."""
         self._ledger = ledger
-        self._header_octets = bytearray()
-
-    track: DataTrack
-    """Track that carries the Object."""
-
-    location: Location
-    """Its Location."""
-
-    payload_length: int
-    """Octets of the whole payload, as announced."""
-
-    received: int
-    """Octets of the payload so far."""
-
-    header: PayloadHeader | None
-    """The header once it is in and checked."""
-
-    error: ObjectError | None
-    """First check that failed; what comes after is dropped."""
-
-    sink: Sink | None
-    """Where Data goes, once the header is checked."""
-
-    ended: bool
-    """Whether it was finished or abandoned."""
+        self._header_octets = b""
 
     def write(self, octets: Octets) -> None:
         """Take the next octets of the payload, header first, in pieces of any size.
 
         The octets may be reused by the caller as soon as this returns.
+
+        Args:
+            octets: the octets; a view must be one of single octets.
         """
-        view = memoryview(octets).cast("B")
-        self.received += len(view)
-        if self.error is not None or self.ended:
-            return
+        self.received += len(octets)
+        sink = self.sink
+        if sink is not None and self.received <= self.payload_length:
+            sink.write(octets)
+        elif self.error is None and not self.ended:
+            self._begin(octets)
+
+    def _begin(self, octets: Octets) -> None:
+        """Take octets up to the end of the header, or what nobody announced."""
         if self.received > self.payload_length:
+            self.sink = None
             self.error = ObjectError(
                 f"{self.track} {self.location}: more than the {self.payload_length} octets"
                 " that were announced",
                 check="length",
             )
             return
-        if self.header is None:
-            wanted = HEADER_OCTETS - len(self._header_octets)
-            self._header_octets += view[:wanted]
-            view = view[wanted:]
-            if len(self._header_octets) < HEADER_OCTETS:
+        wanted = HEADER_OCTETS - len(self._header_octets)
+        header: Octets = octets
+        if self._header_octets or len(octets) < wanted:
+            header = self._header_octets = self._header_octets + bytes(octets[:wanted])
+            if len(header) < HEADER_OCTETS:
                 return
-            try:
-                self.header = PayloadHeader.unpack(self._header_octets)
-                self.sink = self._ledger.place(self, self.header)
-            except ObjectError as exc:
-                self.error = exc
-                return
-        if self.sink is not None:
-            self.sink.write(view)
+        try:
+            self.sink = self._ledger.place(self, header)
+        except ObjectError as exc:
+            self.error = exc
+            return
+        if len(octets) > wanted:
+            self.sink.write(octets[wanted:])
 
     def finish(self) -> Outcome:
         """Check the whole Object and release or drop it; see `Ledger.finish`."""

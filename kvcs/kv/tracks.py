@@ -50,6 +50,8 @@ class Component(StrEnum):
     KV = "kv"
     """Keys and values jointly encoded; also the one tensor of latent attention."""
 
+    __hash__ = str.__hash__  # an enumeration's own is slow, and tracks are looked up per Object
+
     @property
     def number(self) -> int:
         """Value of the payload header's Component field."""

@@ -5,7 +5,7 @@ MOQT §2.1, §11.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -96,10 +96,11 @@ class ObjectHeader:
     payload_length: int = 0
     """Octets of payload."""
 
-    @property
-    def location(self) -> Location:
-        """Group ID and Object ID."""
-        return Location(self.group_id, self.object_id)
+    location: Location = field(init=False, repr=False, compare=False)
+    """Group ID and Object ID; asked for a dozen times on the way of one Object."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "location", Location(self.group_id, self.object_id))
 
 
 class ObjectStarted(NamedTuple):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import TypeVarTuple
 
 from kvcs.errors import SessionError
 from kvcs.moqt.actions import (
@@ -51,6 +52,8 @@ from kvcs.moqt.scheduler import Scheduler
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import TokenCache
 from kvcs.moqt.updates import Updates
+
+_Ts = TypeVarTuple("_Ts")
 
 QUANTUM_OCTETS = 256 * 1024
 """Most payload octets handed over in one action, so that a large Object can be overtaken."""
@@ -134,15 +137,15 @@ class Session:
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
         """Octets of a stream, in order."""
-        self._guard(now, lambda: self._stream_data(stream_id, data, fin))
+        self._guard(now, self._stream_data, stream_id, data, fin)
 
     def receive_reset(self, stream_id: int, code: int, now: float) -> None:
         """The peer reset its direction of a stream."""
-        self._guard(now, lambda: self._reset(stream_id, code))
+        self._guard(now, self._reset, stream_id, code)
 
     def receive_stop_sending(self, stream_id: int, code: int, now: float) -> None:
         """The peer stopped our direction of a stream; the transport has reset it."""
-        self._guard(now, lambda: self._stopped(stream_id, code))
+        self._guard(now, self._stopped, stream_id, code)
 
     def receive_datagram(self, data: bytes, now: float) -> None:
         """One datagram (§11.2)."""
@@ -295,7 +298,8 @@ class Session:
 
     def tell_time(self, now: float) -> None:
         """Take over the caller's clock."""
-        self.now = max(self.now, now)
+        if now > self.now:
+            self.now = now
 
     def end_request(self, request: Request) -> None:
         """A request is over, on its stream too."""
@@ -329,13 +333,13 @@ class Session:
 
     # Inner workings: input
 
-    def _guard(self, now: float, step: Callable[[], None]) -> None:
+    def _guard(self, now: float, step: Callable[[*_Ts], None], *arguments: *_Ts) -> None:
         """Run one input; a broken rule closes the session, and so does a fault of ours."""
         if self.closed:
             return
         self.tell_time(now)
         try:
-            step()
+            step(*arguments)
         except SessionError as exc:
             limit = getattr(exc, "limit", None)
             if limit is not None:

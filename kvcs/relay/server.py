@@ -11,6 +11,7 @@ from types import TracebackType
 from kvcs.errors import FileError, UsageError
 from kvcs.keyfiles import RingFile
 from kvcs.moqt import events
+from kvcs.moqt.objects import ObjectChunk
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.uri import parse_uri
 from kvcs.observe import get_logger
@@ -281,6 +282,9 @@ class Relay:
                 return  # it ended before its SETUP, or was refused
             key = self._take_in(connection, now)
         self._core.event(key, event, now)
+        if isinstance(event, events.ObjectsReceived) and isinstance(event.items[0], ObjectChunk):
+            if len(event.items) == 1:
+                return  # by far the most frequent ones; they change no timer
         if isinstance(event, events.SessionClosed):
             del self._keys[connection]
             if not self._keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from kvcs.kv import (
     register,
 )
 from kvcs.kv import codecs as codecs_room
+from kvcs.kv.payload import MAX_DATA_OCTETS, HeaderCheck
 from kvcs.moqt.names import Location
 from tests.unit.kv.toy import DATA_OCTETS, K0, PAYLOAD_OCTETS, V0, toy_descriptor, toy_publication
 
@@ -245,3 +247,26 @@ def test_registry_refuses_bad_and_second_names() -> None:
         with pytest.raises(UsageError):
             register(codec)
     assert codec_names() == ("raw",)
+
+
+def outcome(check: Callable[[bytes], object], header: bytes) -> tuple[str, str] | None:
+    """Name of the check that failed and the message, or None."""
+    try:
+        check(header)
+    except ObjectError as exc:
+        return exc.check, str(exc)
+    return None
+
+
+@pytest.mark.parametrize("position", range(HEADER_OCTETS))
+def test_the_quick_check_finds_what_the_thorough_one_finds(position: int) -> None:
+    quick = HeaderCheck(K0, 5, toy_descriptor(), MAX_DATA_OCTETS)
+    place = (Location(2, 1), PAYLOAD_OCTETS)
+    for flipped in (0x00, 0x01, 0x80, 0xFF):
+        flippable = bytearray(GOOD.pack())
+        flippable[position] ^= flipped
+        octets = bytes(flippable)
+        thorough = outcome(lambda header: toy_check(PayloadHeader.unpack(header)), octets)
+        assert outcome(lambda header: quick.digest(header, *place), octets) == thorough
+        if thorough is None:
+            assert quick.digest(octets, *place) == octets[-32:]

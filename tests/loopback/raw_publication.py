@@ -252,7 +252,11 @@ class HandMade:
         self._alias = connection.core.deliveries._subscriptions[request_id].track_alias
 
     def stream(
-        self, layer: int, *objects: tuple[int, bytes | int], end_of_group: bool = True
+        self,
+        layer: int,
+        *objects: tuple[int, bytes | int],
+        end_of_group: bool = True,
+        fin: bool = True,
     ) -> None:
         """One whole stream of a layer: Object IDs with payloads, or with status codes."""
         priority = 128 * layer // self._toy.descriptor.layers
@@ -268,7 +272,7 @@ class HandMade:
                 octets += encoder.object(placeholder)[:-1] + bytes([content])
         transport = self._connection.transport
         stream_id = self._connection.core._take_uni()
-        transport.send(stream_id, bytes(octets), True)
+        transport.send(stream_id, bytes(octets), fin)
         transport.flush()
 
     def drop(self, status: int | None, reason: str = "") -> None:

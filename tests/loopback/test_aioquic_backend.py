@@ -12,7 +12,8 @@ import pytest
 
 from kvcs.quic.aioquic_backend import AioquicTransport, QuicSettings
 from tests.certificates import PemFiles
-from tests.loopback.recorder import HOST, Recorder, connect, end, feed, serve
+from tests.loopback.recorder import Recorder, connect, end, feed, serve
+from tests.loopback.shim import Shim
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -242,47 +243,3 @@ async def test_a_client_may_change_its_address(files: PemFiles) -> None:
     assert accepted.data[2] == content
     await end(server, client)
     shim.close()
-
-
-class Shim(asyncio.DatagramProtocol):
-    """Carries datagrams between one client and a server, and can change its own port."""
-
-    def __init__(self, server_port: int) -> None:
-        self._server = (HOST, server_port)
-        self._client: Any = None
-        self._front: asyncio.DatagramTransport
-        self._back: asyncio.DatagramTransport | None = None
-
-    @classmethod
-    async def start(cls, server_port: int) -> Shim:
-        shim = cls(server_port)
-        loop = asyncio.get_running_loop()
-        shim._front, _ = await loop.create_datagram_endpoint(lambda: shim, local_addr=(HOST, 0))
-        await shim.move()
-        return shim
-
-    @property
-    def port(self) -> int:
-        """Where the client connects."""
-        return int(self._front.get_extra_info("sockname")[1])
-
-    async def move(self) -> None:
-        """Reach the server from another port from now on."""
-        loop = asyncio.get_running_loop()
-        fresh, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(HOST, 0))
-        if self._back is not None:
-            self._back.close()
-        self._back = fresh
-
-    def close(self) -> None:
-        """Close both sockets."""
-        self._front.close()
-        if self._back is not None:
-            self._back.close()
-
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        if addr == self._server:
-            self._front.sendto(data, self._client)
-        elif self._back is not None:
-            self._client = addr
-            self._back.sendto(data, self._server)

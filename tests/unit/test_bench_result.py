@@ -216,3 +216,17 @@ async def test_what_is_not_installed_is_skipped_with_the_reason(
     run = needs.needs(transfer, module="redis", program="redis-server")
     with pytest.raises(Unavailable, match="redis is not installed"):
         await run(Certificates(tmp_path), 0)
+
+
+async def test_what_memory_is_too_small_for_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = Transfer(workload=Workload.of(32 * KIB, 2 * MIB))
+    monkeypatch.setattr(needs, "available_octets", lambda: 1024 * MIB)
+    with pytest.raises(Unavailable, match=r"needs 1\.5 GiB of memory, 1\.0 are free"):
+        await needs.needs_memory(transfer, 1536 * MIB)(Certificates(tmp_path), 0)
+
+
+def test_free_memory_is_told() -> None:
+    free = needs.available_octets()
+    assert free is None or free > MIB

@@ -23,18 +23,18 @@ class Entry:
 
 GROUPS: Final[Mapping[str, Entry]] = MappingProxyType(
     {
-        "goodput": Entry(sizes.goodput, 200, 30),
-        "objects": Entry(sizes.objects, 60, 15),
+        "goodput": Entry(sizes.goodput, 170, 30),
+        "objects": Entry(sizes.objects, 50, 10),
         "streams": Entry(paths.streams, 60, 20),
-        "consumers": Entry(paths.consumers, 120, 35),
-        "datagrams": Entry(paths.datagrams, 120, 40),
-        "loops": Entry(paths.loops, 60, 25),
-        "loss": Entry(paths.loss, 170, 30),
-        "layers": Entry(layers.layers, 50, 20),
-        "memory": Entry(growth.memory, 60, 15),
-        "growth": Entry(growth.growth, 120, 20),
-        "aiomoqt": Entry(others.aiomoqt, 120, 40),
-        "others": Entry(others.others, 60, 25),
+        "consumers": Entry(paths.consumers, 125, 30),
+        "datagrams": Entry(paths.datagrams, 115, 50),
+        "loops": Entry(paths.loops, 65, 35),
+        "loss": Entry(paths.loss, 210, 40),
+        "layers": Entry(layers.layers, 50, 30),
+        "memory": Entry(growth.memory, 80, 15),
+        "growth": Entry(growth.growth, 90, 12),
+        "aiomoqt": Entry(others.aiomoqt, 110, 30),
+        "others": Entry(others.others, 60, 40),
     }
 )
 """By name."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from kvcs.bench.figures import Ratio
+from kvcs.bench.needs import needs_memory
 from kvcs.bench.plan import Case, Group, Scale
 from kvcs.bench.transfer import Transfer
 from kvcs.bench.workload import GIB, KIB, MIB, Workload, size_name
 
 OBJECT = 256 * KIB
+
+SPARE = GIB
+"""What processes need beside the cache."""
 
 
 def memory(scale: Scale) -> Group:
@@ -15,9 +19,12 @@ def memory(scale: Scale) -> Group:
     octets = scale.pick(GIB, 128 * MIB)
     load, name = Workload.of(OBJECT, octets), size_name(octets)
     copying, lending = f"copying_{name}", f"lending_{name}"
+    copy, lent = Transfer(workload=load), Transfer(workload=load, lend="distinct")
+    # The producer and the consumer each hold the cache.
+    needed = 2 * octets + SPARE
     cases = [
-        Case.of(copying, f"{name} cache, arrays copied", Transfer(workload=load)),
-        Case.of(lending, f"{name} cache, arrays lent", Transfer(workload=load, lend="distinct")),
+        Case(copying, f"{name} cache, arrays copied", needs_memory(copy, needed)),
+        Case(lending, f"{name} cache, arrays lent", needs_memory(lent, needed)),
     ]
     ratios = [
         Ratio(f"memory_consumer_{name}_over_cache", copying, metric="memory:receiver"),
@@ -31,10 +38,14 @@ def growth(scale: Scale) -> Group:
     """Cost for each 10^9 octets: arrays are lent, and the consumer lets go of each layer."""
     sizes = (16 * MIB, 256 * MIB) if scale.short else (64 * MIB, GIB, 8 * GIB)
     cases = [
-        Case.of(
+        Case(
             f"growth_{size_name(size)}",
             f"{size_name(size)} cache, arrays lent, layers let go",
-            Transfer(workload=Workload.of(OBJECT, size), lend="same", keep=False),
+            needs_memory(
+                Transfer(workload=Workload.of(OBJECT, size), lend="same", keep=False),
+                # An open cache keeps its layers, whatever becomes of those handed out.
+                size + SPARE,
+            ),
         )
         for size in sizes
     ]

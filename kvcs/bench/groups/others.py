@@ -18,7 +18,7 @@ OTHER_SIZES: Final = (32 * KIB, MIB)
 def aiomoqt(scale: Scale) -> Group:
     """Beside aiomoqt's own publisher, relay and subscriber at the same size of Objects."""
     octets = scale.pick(128, 32) * MIB
-    seconds = scale.pick(5, 2)
+    seconds = scale.pick(4, 2)
     cases: list[Case] = []
     ratios: list[Ratio] = []
     for size in PEER_SIZES[:1] if scale.short else PEER_SIZES:

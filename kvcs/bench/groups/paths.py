@@ -111,10 +111,11 @@ def loops(scale: Scale) -> Group:
 
 def loss(scale: Scale) -> Group:
     """Goodput on a path that delays datagrams and drops some; relative figures only."""
-    load = Workload.of(BASE, 2 * MIB)
     cases: list[Case] = []
     ratios: list[Ratio] = []
     for link in SHORT_LINKS if scale.short else LINKS:
+        # Enough that some datagrams are lost, and no more than a slow path carries in seconds.
+        load = Workload.of(BASE, (2 if link.loss > 0.001 else 4) * MIB)
         name = f"rtt{link.rtt_ms:g}ms_loss{100 * link.loss:g}pct"
         label = f"RTT {link.rtt_ms:g} ms, {100 * link.loss:g} % lost"
         for row, stack in THREE:
@@ -125,7 +126,8 @@ def loss(scale: Scale) -> Group:
             Ratio(f"direct_{name}_over_raw", f"direct_{name}", f"raw_{name}"),
             Ratio(f"direct_{name}_over_stock", f"direct_{name}", f"stock_{name}"),
         ]
-    return Group("loss", "goodput with loss and delay, relative figures only", cases, ratios)
+    about = "goodput with loss and delay, relative figures only"
+    return Group("loss", about, cases, ratios, rounds=2)
 
 
 def _by(

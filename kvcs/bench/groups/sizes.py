@@ -47,7 +47,7 @@ def goodput(scale: Scale) -> Group:
     # One stream, written at once: Objects mean nothing to it.
     load = Workload.of(BASE, scale.pick(32, 16) * MIB)
     cases.append(Case.of("stock", "stock aioquic.asyncio", Transfer(workload=load, stack="stock")))
-    return Group("goodput", "goodput by object size, beside raw QUIC", cases, ratios, rounds=5)
+    return Group("goodput", "goodput by object size, beside raw QUIC", cases, ratios, rounds=4)
 
 
 def objects(scale: Scale) -> Group:

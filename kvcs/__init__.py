@@ -37,6 +37,7 @@ from kvcs.errors import (
     TrustError,
     UsageError,
 )
+from kvcs.keyfiles import load_key_ring, load_signing_key, save_key_ring, save_signing_key
 from kvcs.kv import (
     UNPINNED,
     Descriptor,
@@ -143,8 +144,12 @@ __all__ = [
     "__version__",
     "connect",
     "convert",
+    "load_key_ring",
     "load_kv_file",
+    "load_signing_key",
     "plan",
+    "save_key_ring",
     "save_kv_file",
+    "save_signing_key",
     "serve",
 ]

@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 import kvcs
-from kvcs.cli import bench, certs, demo, inspect, keygen, listing, plan, publish, relay, retrieve
+from kvcs.cli import (
+    bench,
+    certs,
+    demo,
+    inspect,
+    keygen,
+    keys,
+    listing,
+    plan,
+    publish,
+    relay,
+    retrieve,
+    token,
+)
 from kvcs.cli.failures import ExitCode, report
 
 app = typer.Typer(
@@ -23,7 +36,21 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for group in (keygen, certs, inspect, relay, publish, retrieve, listing, plan, demo, bench):
+GROUPS = (
+    keygen,
+    keys,
+    token,
+    certs,
+    inspect,
+    relay,
+    publish,
+    retrieve,
+    listing,
+    plan,
+    demo,
+    bench,
+)
+for group in GROUPS:
     group.register(app)
 
 

@@ -15,6 +15,7 @@ from kvcs.cli.options import (
     CaOption,
     DescriptorOption,
     InsecureOption,
+    KeysOption,
     LikeOption,
     ManifestDeadlineOption,
     Peer,
@@ -58,6 +59,7 @@ def register(app: typer.Typer) -> None:
         ca: CaOption = None,
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
+        keys_file: KeysOption = None,
         deadline: ManifestDeadlineOption = None,
     ) -> Coroutine[Any, Any, None] | None:
         """Show a KV cache file, or a publication's manifest.
@@ -66,14 +68,15 @@ def register(app: typer.Typer) -> None:
         manifest lists for codec raw: with --json every one, else one for each track, the SHA-256 of
         all of its digests. Two files with equal lines hold equal blocks. Token ids are not shown.
 
-        Of a publication: what its namespace and its manifest say. The options from --like on are
-        for publications; with a prefix, the manifest is held to it.
+        Of a publication: what its namespace and its manifest say, and by which key it is signed.
+        The options from --like on are for publications; with a prefix, the manifest is held to it,
+        and with --keys-file its signature is verified.
         """
         wanted = Wanted(scope_key_file, like, tokens, descriptor)
         if target.startswith("moqt:"):
             url, _ = parse_holder_uri(target)
             peer = Peer(url, ca, token_file, insecure, deadline)
-            return inspect_publication(output, target, peer, wanted, deadline)
+            return inspect_publication(output, target, peer, wanted, deadline, keys_file)
         if wanted.names_prefix:
             raise UsageError("a prefix is compared with a publication, moqt://...; this is a file")
         _inspect_file(output, Path(target), scope_key_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,13 +24,16 @@ from kvcs.quic.aioquic_backend import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicS
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import connect
 from kvcs.quic.reconnect import Reconnect
-from kvcs.quic.tokens import token_octets
+from kvcs.quic.tokens import TokenSource, token_octets
 
 MAX_TOKEN_FILE_OCTETS = 1 << 27
 """Longest file of token ids that is read."""
 
 MAX_TOKEN_OCTETS = 1 << 16
 """Longest authorization token file."""
+
+TOKEN_VARIABLE = "KVCS_TOKEN"
+"""Variable of the environment that may hold an authorization token."""
 
 MAX_SECONDS = 1e9
 """Longest time that an option takes, some thirty years: infinity would not fit a message."""
@@ -71,7 +75,22 @@ CaOption = Annotated[
 ]
 TokenOption = Annotated[
     Path | None,
-    typer.Option("--token-file", metavar="FILE", help="Authorization token, base64url."),
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Authorization token, base64url; read again before it expires. $KVCS_TOKEN may hold"
+        " one instead.",
+    ),
+]
+KeysOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys-file", metavar="FILE", help="Producers' public keys, to verify signed manifests."
+    ),
+]
+RequireSignedOption = Annotated[
+    bool,
+    typer.Option("--require-signed", help="Use nothing that none of --keys-file has signed."),
 ]
 InsecureOption = Annotated[
     bool,
@@ -170,7 +189,7 @@ class Peer:
                 f"{self.url!r} names more than an endpoint: leave out what begins with #;"
                 " --publication takes a whole holder URI"
             )
-        token = None if self.token_file is None else read_token(self.token_file)
+        token = token_source(self.token_file)
         quic = QuicSettings(datagram_size=self.datagram_size)
         if self.within:
             quic = replace(quic, connect_timeout=min(self.within, quic.connect_timeout))
@@ -205,13 +224,32 @@ async def connect_all(peers: Sequence[Peer]) -> AsyncIterator[list[Connection]]:
         yield sessions
 
 
-def read_token(path: Path) -> bytes:
+def token_source(path: Path | None) -> TokenSource | None:
+    """What gives the token of a file, read again whenever a fresh one is needed.
+
+    Without a file it is that of the environment, if there is one: neither shows in the list of
+    processes.
+
+    Raises:
+        FileError: as `read_token`.
+    """
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    read_token(path)  # what is wrong with it is told now, and once
+    return lambda: read_token(path, is_known=True)
+
+
+def read_token(path: Path, *, is_known: bool = False) -> bytes:
     """Read an authorization token, and say so where others can read it too.
+
+    Args:
+        path: the file.
+        is_known: say nothing of that: it was said before.
 
     Raises:
         FileError: the file cannot be read, or is no token; its content is not repeated.
     """
-    text = read_text(path, MAX_TOKEN_OCTETS, is_secret=True)
+    text = read_text(path, MAX_TOKEN_OCTETS, is_secret=not is_known)
     try:
         [token] = token_octets(text)
     except UsageError as exc:

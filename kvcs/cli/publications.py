@@ -10,6 +10,7 @@ from kvcs.cli.files import read_scope
 from kvcs.cli.options import Peer, read_prefix
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import UsageError
+from kvcs.keyfiles import load_key_ring
 from kvcs.kv import (
     KVCS_SCHEME,
     Descriptor,
@@ -19,7 +20,7 @@ from kvcs.kv import (
     Scope,
     parse_holder_uri,
 )
-from kvcs.subscriber import Subscriber
+from kvcs.subscriber import ManifestFacts, Subscriber
 
 MANIFEST_SECONDS = 10.0
 """Longest wait for a manifest unless told otherwise."""
@@ -56,7 +57,12 @@ class Wanted:
 
 
 async def inspect_publication(
-    output: Output, uri: str, peer: Peer, wanted: Wanted, deadline: float | None
+    output: Output,
+    uri: str,
+    peer: Peer,
+    wanted: Wanted,
+    deadline: float | None,
+    keys_file: Path | None = None,
 ) -> None:
     """Read a publication's manifest and print what it says.
 
@@ -66,6 +72,7 @@ async def inspect_publication(
         peer: whom to ask; `peer.url` is the holder's.
         wanted: what to compare it with.
         deadline: seconds to wait for the manifest.
+        keys_file: producers' keys, to verify a signed manifest with.
 
     Raises:
         KvcsError: it cannot be had, or is not what is wanted.
@@ -77,11 +84,13 @@ async def inspect_publication(
             f"the publication is of scope {namespace.scope_id.hex()}, the scope key of"
             f" {prefix.scope_id.hex()}"
         )
+    keys = None if keys_file is None else load_key_ring(keys_file)
     async with peer.connect() as session:
-        manifest = await Subscriber(session).manifest(
+        found = await Subscriber(session, keys=keys).look_at(
             namespace, prefix, deadline=MANIFEST_SECONDS if deadline is None else deadline
         )
-    document = describe_publication(uri, namespace, manifest)
+    manifest = found.manifest
+    document = describe_publication(uri, namespace, manifest) | describe_signature(found)
     if scope is not None:
         document["scope_is_ours"] = KVCS_SCHEME.scope_id(scope) == namespace.scope_id
     if prefix is not None:
@@ -89,6 +98,17 @@ async def inspect_publication(
         document["blocks_of_prefix"] = blocks
         document["tokens_of_prefix"] = blocks * manifest.block_tokens
     output.result(document, _facts(document))
+
+
+def describe_signature(found: ManifestFacts) -> dict[str, Any]:
+    """JSON form of how a manifest is signed."""
+    return {
+        "signed": found.kid is not None,
+        "kid": None if found.kid is None else found.kid.hex(),
+        "signature_verified": found.key is not None,
+        "producer": None if found.key is None else found.key.name or None,
+        "refused": None if found.doubt is None else found.doubt.check,
+    }
 
 
 def describe_publication(
@@ -147,6 +167,18 @@ def _descriptor(manifest: Manifest, namespace: PublicationNamespace) -> Descript
         return None
 
 
+def _signed(document: dict[str, Any]) -> str:
+    if not document["signed"]:
+        return "no"
+    by = f"by key {document['kid']}"
+    if document["signature_verified"]:
+        producer = f" of {document['producer']}" if document["producer"] else ""
+        return f"{by}{producer}, verified"
+    if document["refused"] is None:
+        return f"{by}, NOT verified: say whose keys count, --keys-file FILE"
+    return f"{by}, NOT verified ({document['refused'].replace('_', ' ')})"
+
+
 def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
     verified = "" if document["compat_id_verified"] else " (not that of the manifest's compat)"
     scope = ""
@@ -173,6 +205,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
     if document["octets"] is not None:
         facts.append(("size", f"{octets_text(document['octets'])} of tensors"))
     facts.append(("complete", "yes" if document["complete"] else "no"))
+    facts.append(("signed", _signed(document)))
     for entry in document["segments"]:
         last = entry["first_block"] + entry["blocks"] - 1
         facts.append(

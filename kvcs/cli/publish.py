@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kvcs.cli import files
+from kvcs.cli.authorities import read_own_key
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
@@ -64,6 +65,14 @@ def register(app: typer.Typer) -> None:
         ] = None,
         ca: CaOption = None,
         token_file: TokenOption = None,
+        sign_key_file: Annotated[
+            Path | None,
+            typer.Option(
+                "--sign-key-file",
+                metavar="FILE",
+                help="Producer's key, which signs every version of the manifest.",
+            ),
+        ] = None,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         reconnect: ReconnectOption = RECONNECT_SECONDS,
@@ -99,6 +108,7 @@ def register(app: typer.Typer) -> None:
         """Publish a KV cache file and serve it until interrupted."""
         cache = load_kv_file(file)
         prefix = prefix_of(cache, files.read_scope(scope_key_file, output))
+        sign = None if sign_key_file is None else read_own_key(sign_key_file, output)
         told = Lines(lines)
         settings = PublisherSettings(retention=retention)
         peer = (
@@ -109,7 +119,8 @@ def register(app: typer.Typer) -> None:
         quic = QuicSettings(datagram_size=datagram_size)
         async with _session(peer, bind, cert, key, quic) as session:
             where = session.url if isinstance(session, Server) else relay or ""
-            async with Publisher(session, settings=settings).publish(prefix) as publication:
+            publisher = Publisher(session, settings=settings)
+            async with publisher.publish(prefix, sign=sign) as publication:
                 uri = publication.uri(where)
                 told.event("announced", uri=uri, blocks=prefix.blocks)
                 if not output.as_json and not lines:

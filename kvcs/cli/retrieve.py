@@ -19,11 +19,13 @@ from kvcs.cli.options import (
     DeadlineOption,
     DescriptorOption,
     InsecureOption,
+    KeysOption,
     LikeOption,
     LinesOption,
     Peer,
     ReconnectOption,
     RelaysOption,
+    RequireSignedOption,
     ScopeKeyOption,
     TokenOption,
     TokensOption,
@@ -34,6 +36,7 @@ from kvcs.cli.options import (
 )
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import CacheIncomplete, FileError, PublicationAborted, UsageError
+from kvcs.keyfiles import load_key_ring
 from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
 from kvcs.kvfile import load_kv_file, save_kv_file
@@ -70,6 +73,8 @@ def register(app: typer.Typer) -> None:
         publication: PublicationOption = None,
         ca: CaOption = None,
         token_file: TokenOption = None,
+        keys_file: KeysOption = None,
+        require_signed: RequireSignedOption = False,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         reconnect: ReconnectOption = RECONNECT_SECONDS,
@@ -93,6 +98,8 @@ def register(app: typer.Typer) -> None:
             deadline=deadline,
             wait=wait,
             publication=publication,
+            keys_file=keys_file,
+            require_signed=require_signed,
         )
 
     @command(app, "fetch")
@@ -116,6 +123,8 @@ def register(app: typer.Typer) -> None:
         publication: PublicationOption = None,
         ca: CaOption = None,
         token_file: TokenOption = None,
+        keys_file: KeysOption = None,
+        require_signed: RequireSignedOption = False,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         reconnect: ReconnectOption = RECONNECT_SECONDS,
@@ -144,6 +153,8 @@ def register(app: typer.Typer) -> None:
             publication=publication,
             layers=parse_range(layers, "--layers"),
             blocks=None if wanted is None else wanted[1] + 1,
+            keys_file=keys_file,
+            require_signed=require_signed,
         )
 
 
@@ -159,6 +170,8 @@ async def _retrieve(
     deadline: float | None,
     wait: float | None,
     publication: str | None,
+    keys_file: Path | None,
+    require_signed: bool,
     layers: tuple[int, int] | None = None,
     blocks: int | None = None,
 ) -> None:
@@ -166,6 +179,9 @@ async def _retrieve(
         raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
     if out is not None:
         check_target(out)
+    if require_signed and keys_file is None:
+        raise UsageError("--require-signed needs --keys-file FILE: whose signatures count")
+    keys = None if keys_file is None else load_key_ring(keys_file)
     expected = None if compare is None else load_kv_file(compare, partial=True)
     if expected is not None and expected.descriptor != prefix.descriptor:
         differences = "; ".join(prefix.descriptor.differences(expected.descriptor))
@@ -173,7 +189,7 @@ async def _retrieve(
     received: dict[int, tuple[Any, Any]] = {}
     differing: list[int] = []
     async with connect_all(peers) as sessions:
-        subscriber = Subscriber(*sessions)
+        subscriber = Subscriber(*sessions, keys=keys, require_signed=require_signed)
         async with subscriber.open(
             prefix,
             deadline=deadline,
@@ -248,6 +264,8 @@ def _show(output: Output, document: dict[str, Any], told: Lines) -> None:
         ("first layer", f"{document['first_layer_seconds']:.3f} s"),
         ("last layer", f"{document['last_layer_seconds']:.3f} s"),
     ]
+    if document["signed_by"] is not None:
+        facts.append(("signed by", f"key {document['signed_by']}, verified"))
     if document["duplicates"] or document["rejected"]:
         facts.append(("duplicates", document["duplicates"]))
         facts.append(("rejected", document["rejected"] or 0))

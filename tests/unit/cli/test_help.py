@@ -12,6 +12,7 @@ from tests.command import Run
 
 COMMANDS = [
     "keygen",
+    "keys",
     "certs",
     "inspect",
     "relay",
@@ -23,6 +24,9 @@ COMMANDS = [
     "demo",
     "bench",
 ]
+GROUPS = {"token": ["make", "show"]}
+"""Commands that have commands of their own."""
+
 FREE_LINES = {"publish", "subscribe", "fetch", "relay"}
 NETWORK = {"publish", "subscribe", "fetch", "ls", "inspect"}
 
@@ -58,7 +62,7 @@ def words(text: str) -> str:
 def test_the_commands_are_those_that_are_tested(run: Run) -> None:
     assert [command.name for command in app.registered_commands] == COMMANDS
     listed = entries(run("--help").out, "Commands")
-    assert list(listed) == COMMANDS
+    assert list(listed) == [*COMMANDS, *GROUPS]
     for text in listed.values():
         assert text.endswith(".") and not text.endswith("..."), "said in full in one line"
 
@@ -76,8 +80,25 @@ def test_every_option_says_in_words_what_it_is_for(run: Run, command: str) -> No
         assert "--insecure-accept-any-certificate" in options, "never cut off"
     assert ("--datagram-size" in options) == (command in FREE_LINES)
     arguments = entries(ran.out, "Arguments")
-    assert bool(arguments) == (command in {"inspect", "publish"})
-    for name, text in {**options, **arguments}.items():
+    assert bool(arguments) == (command in {"inspect", "keys", "publish"})
+    check_words({**options, **arguments})
+
+
+@pytest.mark.parametrize("group", list(GROUPS))
+def test_so_do_the_commands_of_groups(run: Run, group: str) -> None:
+    assert list(entries(run(group, "--help").out, "Commands")) == GROUPS[group]
+    for command in GROUPS[group]:
+        ran = run(group, command, "--help")
+        assert (ran.code, ran.err) == (0, "")
+        assert max(map(len, ran.out.splitlines())) <= 80
+        options = entries(ran.out, "Options")
+        assert {"--help", "--json", "--log-level"} <= options.keys()
+        check_words({**options, **entries(ran.out, "Arguments")})
+
+
+def check_words(said: dict[str, str]) -> None:
+    """Check what is said of options and arguments."""
+    for name, text in said.items():
         assert len(words(text).split()) >= 3, f"{name} says {text!r}"
         assert words(text).endswith("."), f"{name} says {text!r}"
         assert text.count("[") == text.count("]")

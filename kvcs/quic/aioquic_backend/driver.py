@@ -304,6 +304,8 @@ class ConnectionDriver:
     def _path_changed(self, address: Address) -> None:
         """Search the new path, unless only the port is new: that is the same path, translated."""
         before, self._path = self._path, address
+        if before is not None:
+            self._quic.restart_timeouts()
         if before is None or before[0] != address[0]:
             most = self._quic.largest_taken
             sizes = self._datagram_sizes(address)

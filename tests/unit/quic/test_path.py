@@ -189,3 +189,19 @@ def test_facts_of_the_path_are_read() -> None:
     assert pair.client.transport.smoothed_rtt == pytest.approx(0.01, rel=0.5)
     assert 0.01 <= pair.client.quic.smallest_rtt < 0.02
     assert PLAIN.idle_timeout == 30.0
+
+
+def test_a_client_heard_from_another_port_is_answered_at_once() -> None:
+    pair = Pair(client=QuicSettings(ping_interval=8.0))
+    server, arrived = pair.server.transport, pair.client.receiver
+    server.send(3, bytes(20_000), False)
+    server.flush()
+    pair.server.drop = lambda data: True  # to the port that is no longer its own
+    server.send(3, bytes(20_000), True)
+    server.flush()
+    pair.clock.run_for(7.0)
+    assert 3 not in arrived.finished
+    pair.client.address = ("client", 99)
+    pair.server.drop = lambda data: pair.server.quic.get_peer_address() != ("client", 99)
+    pair.clock.run_until(lambda: pair.server.quic.get_peer_address() == ("client", 99), 9.0)
+    pair.clock.run_until(lambda: 3 in arrived.finished, 0.5)

@@ -285,6 +285,13 @@ class Connection(ReceivingConnection):
         """Packets called lost since the start."""
         return self._congestion.packets_lost
 
+    def restart_timeouts(self) -> None:
+        """Wait no longer than at first for an answer: the peer was heard from elsewhere.
+
+        Probes to its old address doubled the time-out each time.
+        """
+        self._loss._pto_count = 0
+
     def watch_path(self, black_hole: Callable[[], None]) -> None:
         """Call `black_hole` when datagrams of the size in use no longer arrive."""
         self._congestion.on_black_hole = black_hole

@@ -224,12 +224,16 @@ class Sources:
     # Ends
 
     def session_lost(self, key: int, now: float) -> None:
-        """A session is gone, and what came from it."""
+        """A session is gone, and what came from it.
+
+        Who is served is told GOING_AWAY, not that the publication failed: the publisher may be back
+        soon, and whoever asks again then goes on where this ends.
+        """
         for upstream in [up for up in self._upstreams.values() if up.place.session == key]:
             self._gone(
                 upstream,
                 now,
-                status=PublishDoneCode.INTERNAL_ERROR,
+                status=PublishDoneCode.GOING_AWAY,
                 reason="the publisher was lost",
                 error=DoesNotExist("the publisher was lost"),
             )

@@ -260,7 +260,7 @@ class Cache:
 
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
         """Objects are owed again: fetch them."""
-        if not self._closed and self._error is None and not self._passage.lost:
+        if not self._closed and self._error is None and not self._passage.moving:
             self._recovery.lost(track, span, reason)
 
     def dropped(self, track: DataTrack, reason: str) -> None:
@@ -294,7 +294,7 @@ class Cache:
         self._end.listen()
 
     def between(self) -> None:
-        """The session is lost; the next one is asked for all that lacks."""
+        """The next session will be asked for all that lacks."""
         self._recovery.forget()
 
     def moved(self) -> None:
@@ -415,7 +415,7 @@ class Cache:
 
     def _nothing_more(self) -> bool:
         """Whether something lacks, and nothing more comes of itself: no Object, no segment."""
-        if self.is_over or self._passage.lost:
+        if self.is_over or self._passage.moving:
             return False
         if self._ledger.covered < self._ledger.blocks and not self._passage.leg.follower.ended:
             return False
@@ -433,7 +433,7 @@ class Cache:
 
     def _lacks_listed(self) -> bool:
         """Whether Objects lack that the newest manifest lists: they have been published."""
-        return not (self.is_over or self._passage.lost) and any(
+        return not (self.is_over or self._passage.moving) and any(
             self._recovery.lacks(track, span)
             for track, span in self._reception.listed(self.manifest)
         )

@@ -89,7 +89,7 @@ class Traveller(Protocol):
         """The retrieval cannot go on."""
 
     def between(self) -> None:
-        """Its session is lost, and the next one is not there yet."""
+        """Its leg brings nothing more that counts, and the next one is not there yet."""
 
     def moved(self) -> None:
         """Another leg has taken over."""
@@ -297,6 +297,11 @@ class Passage:
         """The current one; over, where `lost`."""
         routes.on_change(self.look)
 
+    @property
+    def moving(self) -> bool:
+        """Whether all that lacks is being asked for over another session, or anew."""
+        return self.lost or self.leg.must_leave
+
     def reception(self, connection: Connection, leg: Leg) -> Reception:
         """A reception over a session."""
         return Reception(
@@ -334,6 +339,7 @@ class Passage:
         if self._closed or self._task is not None or self.traveller.is_over:
             return
         self.leg.must_leave = True
+        self.traveller.between()
         self._move(uri)
 
     def may_follow(self, redirect: Redirected, track_name: bytes) -> bool:

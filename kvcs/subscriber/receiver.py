@@ -294,6 +294,9 @@ class TrackReceiver:
             self._taker.failed(PublicationAborted(event.reason))
         elif event.status == PublishDoneCode.TRACK_ENDED:
             self.end()
+        elif event.status == PublishDoneCode.GOING_AWAY:
+            # A relay that has lost its publisher, which may come back, says so too.
+            self._taker.sent_away("")
         else:
             reason = f"the subscription ended with status {event.status:#x}"
             if event.reason:

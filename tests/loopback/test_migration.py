@@ -247,7 +247,8 @@ async def test_a_publisher_that_goes_away_from_one_track_is_asked_again(
         first.layers(1, 2, 3)
         it.finish(first)
         await it.all_layers()
-        it.each_once()
+        for name in TRACKS:
+            assert set(it.wires.objects(name)) == EVERY
         assert it.session.is_usable
 
 

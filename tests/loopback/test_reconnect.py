@@ -52,6 +52,34 @@ async def test_a_producer_survives_a_relay_that_is_killed_and_started_again(
     assert all(same(layer, toy) for layer in layers)
 
 
+async def test_consumers_at_a_relay_go_on_where_the_producer_lost_its_session(
+    files: PemFiles,
+) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with restartable(files) as relay:
+        async with (
+            kvcs.connect(relay.url, ca=files.ca, reconnect=SOON) as producer,
+            kvcs.connect(relay.url, ca=files.ca, reconnect=SOON) as consumer,
+            kvcs.Publisher(producer).publish(prefix) as publication,
+        ):
+            segment = await publication.segment()
+            subscriber = kvcs.Subscriber(consumer, settings=QUICK)
+            async with subscriber.open(prefix, deadline=SAFETY) as cache:
+                for layer in range(4):
+                    await put(segment, toy, [layer])
+                    assert same(await cache.layer(layer), toy)
+                    if layer in (0, 2):
+                        lost = producer.newest
+                        await lost.close(SessionCode.INTERNAL_ERROR, "it broke")
+                        await until(producer, lambda: producer.newest.is_usable)
+                        assert producer.newest is not lost
+                await cache.complete()
+                report = cache.report
+                assert (report.objects, report.duplicates) == (24, 0)
+                assert report.moves <= 2  # it has asked the relay anew, once for each loss
+            assert consumer.newest is consumer
+
+
 async def test_a_producer_lets_a_relay_stop_at_once_and_comes_back(files: PemFiles) -> None:
     """GOAWAY is obeyed: the relay need not wait until its time is over."""
     toy, prefix = toy_publication(), toy_prefix()

@@ -171,7 +171,7 @@ def test_two_publishers_of_a_track_are_published_once_and_merged() -> None:
     second.vanish()
     hub.advance(2.0)
     (done,) = listener.end.of(events.SubscriptionEnded)
-    assert done.status == PublishDoneCode.INTERNAL_ERROR
+    assert done.status == PublishDoneCode.GOING_AWAY
 
 
 def test_a_refused_publish_is_not_offered_again_but_the_next_publication_is() -> None:

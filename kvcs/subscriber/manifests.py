@@ -36,6 +36,7 @@ from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.lost_versions import LostVersions
 from kvcs.subscriber.requests import follow
 from kvcs.subscriber.settings import SubscriberSettings
 
@@ -125,8 +126,10 @@ class ManifestFollower:
         self._request_id: int | None = None
         self._name: bytes | None = None
         """The track, once it is known which of the two the publication has."""
+        self._asked = MANIFEST
         self._rendezvous = 0.0
         self._chance = new_chance()
+        self._lost = LostVersions(self, settings)
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -172,7 +175,31 @@ class ManifestFollower:
             task.cancel()
         self._cancel()
 
+    @property
+    def full_track_name(self) -> FullTrackName:
+        """The manifest track that was subscribed to last."""
+        return FullTrackName(self.namespace, self._asked)
+
+    @property
+    def newest(self) -> int:
+        """Group of the newest version that was read; -1 before the first."""
+        return self._newest
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether it has not failed."""
+        return self.error is None
+
+    async def parsed(self) -> None:
+        """Wait until every version that has arrived was read."""
+        await asyncio.gather(*self._parsing, return_exceptions=True)
+
+    def take(self, event: events.Event) -> None:
+        """One event of a request of the manifest track."""
+        self._take(event)
+
     def _cancel(self) -> None:
+        self._lost.stop()
         if self._request_id is not None:
             self.connection.cancel(self._request_id)
             self._request_id = None
@@ -181,7 +208,7 @@ class ManifestFollower:
     async def _start(self) -> None:
         try:
             if self._name is not None:
-                await self._subscribe(self._name, self._take)
+                await self._subscribe(self._name, self._follow)
             else:
                 self._name = await self._find()
             self.accepted = True
@@ -197,13 +224,13 @@ class ManifestFollower:
         """
         usable = self._look or self._authenticity.keys is not None
         try:
-            await self._subscribe(MANIFEST_COSE, self._take if usable else _drop)
+            await self._subscribe(MANIFEST_COSE, self._follow if usable else _drop)
         except RequestError as exc:
             if exc.code != RequestCode.DOES_NOT_EXIST:
                 raise
             self._authenticity.check_unsigned()
             self._is_signed = False
-            await self._subscribe(MANIFEST, self._take)
+            await self._subscribe(MANIFEST, self._follow)
             return MANIFEST
         if not usable:
             self._authenticity.check_keys()
@@ -217,7 +244,8 @@ class ManifestFollower:
         )
         if self._rendezvous:
             parameters = parameters.replace(rendezvous_timeout=round(self._rendezvous * 1000))
-        full_track_name = FullTrackName(self.namespace, name)
+        self._asked = name
+        full_track_name = self.full_track_name
         tries = 0
         while True:
             connection = self.connection
@@ -245,6 +273,11 @@ class ManifestFollower:
                 self._authenticity.note(error)
             self._cancel()
             self.notify()
+
+    def _follow(self, event: events.Event) -> None:
+        """One event of the subscription."""
+        self._take(event)
+        self._lost.note(event)
 
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.ObjectsReceived):

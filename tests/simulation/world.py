@@ -459,9 +459,9 @@ class _World:
         elif fault.kind == "restart":
             await self._restart(fault.seconds)
         elif fault.kind == "kill":
-            alive = [each for each in network.sessions if each.is_open]
-            if alive:
-                self.random.choice(alive).transport.close(KILLED, "killed")
+            for session in host.sessions:
+                if session.is_open:
+                    session.transport.close(KILLED, "killed")
         elif fault.kind == "mtu":
             path.change(mtu=600)
             await asyncio.sleep(fault.seconds)

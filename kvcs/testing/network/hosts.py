@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from kvcs.quic.connection import Connection
     from kvcs.testing.network.network import Network
 
 Address = tuple[str, int]
@@ -134,6 +135,8 @@ class Host:
         self.read_rate: float | None = None
         self.ports: dict[int, Port] = {}
         """Ports that are open, by number."""
+        self.sessions: list[Connection] = []
+        """Every session that was ever opened here, whichever side began it, in order."""
         self._busy_until = 0.0
         self._next_port = FIRST_PORT
         self._entered: list[Any] = []

@@ -173,7 +173,7 @@ class Network:
     def enter(self, host: Host) -> Callable[[], None]:
         """Let the running code work on a host; the result undoes it."""
         backend = ModelBackend(self, host) if self.quic == "model" else AIOQUIC
-        backend_token = current_backend.set(Recording(backend, self.sessions))
+        backend_token = current_backend.set(Recording(backend, self.sessions, host.sessions))
         socket_token = make_socket.set(partial(VirtualSocket, host))
         chance_token = make_chance.set(self._new_chance)
 

@@ -13,10 +13,10 @@ class Recording:
 
     Args:
         backend: what opens them.
-        sessions: where they are noted.
+        sessions: lists in which they are noted.
     """
 
-    def __init__(self, backend: Backend, sessions: list[Connection]) -> None:
+    def __init__(self, backend: Backend, *sessions: list[Connection]) -> None:
         self._backend = backend
         self._sessions = sessions
 
@@ -64,7 +64,8 @@ class Recording:
         def make(transport: Transport) -> TransportReceiver:
             receiver = factory(transport)
             if isinstance(receiver, Connection):
-                self._sessions.append(receiver)
+                for sessions in self._sessions:
+                    sessions.append(receiver)
             return receiver
 
         return make

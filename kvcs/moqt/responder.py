@@ -141,11 +141,20 @@ class Responder:
         track: Track,
         now: float,
         on_unknown: UnknownHandler | None = None,
+        *,
+        expires_ms: int | None = None,
     ) -> None:
         """SUBSCRIBE_OK: deliver a Track from now on, and the fill that was asked for (§9.7).
 
         The Largest Object is read once, for the subscription's range, its fill and LARGEST_OBJECT:
         together they give each Object exactly once.
+
+        Args:
+            request_id: of the SUBSCRIBE.
+            track: what is delivered.
+            now: the caller's clock, seconds.
+            on_unknown: asked for Objects of the past that the Track does not know.
+            expires_ms: when this endpoint will end it, in milliseconds; None names no time.
         """
         self._session.tell_time(now)
         request = self._pending(request_id)
@@ -162,9 +171,8 @@ class Responder:
         properties = track.properties
         if message.parameters.get(ParameterType.INCLUDE_PROPERTIES, 1) == 0:
             properties = KeyValues()
-        if not self._reply(
-            request, messages.SubscribeOk(alias, largest_object(largest), properties)
-        ):
+        stated = largest_object(largest).replace(expires=expires_ms)
+        if not self._reply(request, messages.SubscribeOk(alias, stated, properties)):
             return
         deliveries.follow(delivery)
         fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
@@ -242,9 +250,17 @@ class Responder:
             self._session.offers.accept(request, expires_ms)
             self._session.updates.take_held(request)
 
-    def accept_update(self, request_id: int, update_id: int) -> None:
-        """Apply an update that was shown as `RequestUpdateReceived`, and REQUEST_OK."""
-        self._session.updates.answer(request_id, update_id, None)
+    def accept_update(
+        self, request_id: int, update_id: int, *, expires_ms: int | None = None
+    ) -> None:
+        """Apply an update that was shown as `RequestUpdateReceived`, and REQUEST_OK.
+
+        Args:
+            request_id: of the request.
+            update_id: of the update.
+            expires_ms: when this endpoint will end the request, if that has changed.
+        """
+        self._session.updates.answer(request_id, update_id, None, expires_ms)
 
     def refuse_update(self, request_id: int, update_id: int, error: RequestError) -> None:
         """REQUEST_ERROR to such an update; its request ends with it (§9.5)."""

@@ -129,7 +129,13 @@ class Updates:
                 del self._held[request_id]
             self._take(request, update)
 
-    def answer(self, request_id: int, update_id: int, refusal: RequestError | None) -> None:
+    def answer(
+        self,
+        request_id: int,
+        update_id: int,
+        refusal: RequestError | None,
+        expires_ms: int | None = None,
+    ) -> None:
         """The application has judged the update that it was shown.
 
         Raises:
@@ -143,7 +149,7 @@ class Updates:
             raise UsageError(f"update {update_id} of request {request_id} was answered already")
         del self._asked[request_id]
         if refusal is None:
-            self._apply(request, update)
+            self._apply(request, update, expires_ms)
         else:
             self._fail(request, refusal)
         self.take_held(request)
@@ -173,7 +179,9 @@ class Updates:
         else:
             self._apply(request, update)
 
-    def _apply(self, request: Request, update: messages.RequestUpdate) -> None:
+    def _apply(
+        self, request: Request, update: messages.RequestUpdate, expires_ms: int | None = None
+    ) -> None:
         session, reply = self._session, Parameters()
         try:
             if request.kind in _DELIVERED:
@@ -183,7 +191,8 @@ class Updates:
         except RequestError as exc:
             self._fail(request, exc)
             return
-        session.requests.send(request, messages.RequestOk(reply, KeyValues()))
+        stated = reply.replace(expires=expires_ms)
+        session.requests.send(request, messages.RequestOk(stated, KeyValues()))
 
     def _fail(self, request: Request, error: RequestError) -> None:
         session = self._session

@@ -126,7 +126,10 @@ class Consumers:
         on_unknown = self._owner.retriever.on_unknown
         if request.ask is Ask.SUBSCRIBE:
             stats.subscribes += 1
-            responder.accept_subscribe(place.request_id, track, now, on_unknown)
+            expires_ms = self._hub.expires_ms(place)
+            responder.accept_subscribe(
+                place.request_id, track, now, on_unknown, expires_ms=expires_ms
+            )
         else:
             stats.fetches += 1
             responder.accept_fetch(place.request_id, track, now, on_unknown)

@@ -188,6 +188,10 @@ class RelayCore:
             found.append(key)
         return found
 
+    def expires_ms(self, place: Place) -> int | None:
+        """Milliseconds after which a request of a peer will be ended; None where nothing does."""
+        return self._permits.expires_ms(place)
+
     def ban(self, key: int, name: FullTrackName) -> None:
         """Never ask a session for a Track again."""
         peer = self._peers.get(key)
@@ -342,7 +346,8 @@ class RelayCore:
         except RequestError as exc:
             responder.refuse_update(event.request_id, event.update_id, exc)
             return
-        responder.accept_update(event.request_id, event.update_id)
+        expires_ms = self.expires_ms(place)
+        responder.accept_update(event.request_id, event.update_id, expires_ms=expires_ms)
         if prefix is not None:
             self._routing.move(place, peer, prefix, now)
 

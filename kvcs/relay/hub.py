@@ -29,6 +29,9 @@ class Hub(Protocol):
     def publishers(self, name: FullTrackName) -> list[int]:
         """Sessions that may be asked for a Track, best first."""
 
+    def expires_ms(self, place: Place) -> int | None:
+        """Milliseconds after which a request of a peer will be ended; None where nothing does."""
+
     def ban(self, key: int, name: FullTrackName) -> None:
         """Never ask a session for a Track again: what it sent was malformed."""
 

@@ -81,17 +81,22 @@ class Permits:
         if bearer is not None and bearer.timer is not None:
             bearer.timer.cancel()
 
-    def check(self, place: Place, request: Request, now: float) -> int | None:
+    def check(self, place: Place, request: Request, now: float) -> None:
         """Check a request: every kind of request passes here, before anything is done for it.
-
-        Returns:
-            Milliseconds after which it will end, for EXPIRES; None where nothing ends it.
 
         Raises:
             RequestError: it is refused.
         """
         bearer = self._bearer(place.session)
-        return self._note(bearer, place, self._policy.authorize(request, bearer.held), now)
+        self._note(bearer, place, self._policy.authorize(request, bearer.held), now)
+
+    def expires_ms(self, place: Place) -> int | None:
+        """Milliseconds after which a request will end, for EXPIRES; None where nothing ends it."""
+        bearer = self._bearers.get(place.session)
+        permit = None if bearer is None else bearer.permits.get(place.request_id)
+        if permit is None:
+            return None
+        return max(1, round((permit.until - self._policy.clock()) * 1000))
 
     def check_update(self, place: Place, update: events.RequestUpdateReceived, now: float) -> None:
         """Check a REQUEST_UPDATE; fresh tokens prolong the request.
@@ -121,9 +126,9 @@ class Permits:
     def _bearer(self, key: int) -> _Bearer:
         return self._bearers.setdefault(key, _Bearer(()))
 
-    def _note(self, bearer: _Bearer, place: Place, permit: Permit | None, now: float) -> int | None:
+    def _note(self, bearer: _Bearer, place: Place, permit: Permit | None, now: float) -> None:
         if permit is None:
-            return None
+            return
         if len(bearer.permits) >= bearer.sweep_at:
             key = place.session
             bearer.permits = {
@@ -135,7 +140,6 @@ class Permits:
         bearer.permits[place.request_id] = permit
         if bearer.timer is None or permit.until < bearer.due:
             self._arm(place.session, bearer, permit.until, now)
-        return max(1, round((permit.until - self._policy.clock()) * 1000))
 
     def _arm(self, key: int, bearer: _Bearer, due: float, now: float) -> None:
         if bearer.timer is not None:

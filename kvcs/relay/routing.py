@@ -44,7 +44,7 @@ class Routing:
         if len(peer.announced) >= self._hub.limits.max_namespaces_per_session:
             raise RequestError("too many namespaces", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
         peer.announced.add(place.request_id)
-        peer.core.responder.accept(place.request_id)
+        self._accept(place, peer)
         self._tell(self.namespaces.announce(place, namespace), there=True)
         self._hub.report("announced", session=place.session, namespace=namespace_text(namespace))
         for track in self._tracks_below(namespace):
@@ -68,7 +68,7 @@ class Routing:
         """
         self._check_matches(self.namespaces.under(prefix))
         peer.interests.add(place.request_id)
-        peer.core.responder.accept(place.request_id)
+        self._accept(place, peer)
         self._name_all(place, peer, prefix)
 
     def subscribe_tracks(
@@ -82,7 +82,7 @@ class Routing:
         self._check_matches(self._published_below(prefix))
         peer.track_interests.add(place.request_id)
         self._track_interests.add(place, prefix)
-        peer.core.responder.accept(place.request_id)
+        self._accept(place, peer)
         self._offer_all(place, prefix, now)
 
     def check_move(self, place: Place, peer: Peer, prefix: TrackNamespace) -> None:
@@ -151,6 +151,10 @@ class Routing:
             self.cancelled(Place(key, request_id), peer)
 
     # Inner workings
+
+    def _accept(self, place: Place, peer: Peer) -> None:
+        expires_ms = self._hub.expires_ms(place)
+        peer.core.responder.accept(place.request_id, expires_ms=expires_ms)
 
     def _published_below(self, prefix: TrackNamespace) -> list[RelayTrack]:
         return [track for track in self._tracks_below(prefix) if track.sources.published]

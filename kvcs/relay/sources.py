@@ -116,7 +116,8 @@ class Sources:
         self._upstreams[place] = upstream
         self._hub.bind(place, self._owner)
         self._hub.stats.upstream_publishes += 1
-        session.responder.accept_publish(place.request_id)
+        expires_ms = self._hub.expires_ms(place)
+        session.responder.accept_publish(place.request_id, expires_ms=expires_ms)
         largest = event.parameters.get(ParameterType.LARGEST_OBJECT)
         self._established(upstream, largest, event.track_properties, now)
         if self._owner.needed:

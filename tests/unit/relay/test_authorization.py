@@ -9,9 +9,9 @@ import pytest
 
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode, StreamCode
-from kvcs.moqt.messages import RequestOk
+from kvcs.moqt.messages import FetchOk, RequestOk
 from kvcs.moqt.names import TrackNamespace
-from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken, Token
@@ -361,6 +361,76 @@ def test_an_update_without_the_right_ends_the_request(fresh: ResolvedToken) -> N
     hub.run()
     done = peer.done(request_id)
     assert done is not None and done.status == PublishDoneCode.UPDATE_FAILED
+
+
+def expires_ms(peer: ConsumerPeer, request_id: int) -> int | None:
+    """EXPIRES of the OK of a request."""
+    accepted = peer.accepted(request_id)
+    assert accepted is not None and not isinstance(accepted.reply, FetchOk)
+    found: int | None = accepted.reply.parameters.get(ParameterType.EXPIRES)
+    return found
+
+
+@pytest.mark.parametrize(
+    "action", [each for each in ASK if each not in (Action.FETCH, Action.TRACK_STATUS)]
+)
+def test_the_answer_says_when_it_will_end(action: Action) -> None:
+    hub = Guarded()
+    put_group(publisher(hub, token()).track(), 0, 1)
+    peer = consumer(hub, token(lifetime=60))
+    hub.advance(10)
+    request_id = ASK[action](peer, PUBLICATION)
+    hub.run()
+    assert expires_ms(peer, request_id) == 50_000
+
+
+def test_an_answer_to_an_update_says_it_anew() -> None:
+    hub = Guarded()
+    put_group(publisher(hub, token()).track(), 0, 1)
+    peer = consumer(hub, token(lifetime=60))
+    request_id = peer.subscribe()
+    peer.end.core.requester.update(request_id, shown(token(lifetime=300)))
+    hub.run()
+    [answer] = peer.end.of(events.RequestUpdateAnswered)
+    assert isinstance(answer.reply, RequestOk)
+    assert answer.reply.parameters.get(ParameterType.EXPIRES) == 300_000
+
+
+def test_what_is_published_ends_with_its_token() -> None:
+    """A PUBLISH of a producer, and those that a SUBSCRIBE_TRACKS has led to."""
+    hub = Guarded()
+    origin = publisher(hub, token(lifetime=60), announce=False)
+    track = origin.track()
+    pushed = origin.end.core.requester.publish(track, Parameters())
+    hub.run()
+    takers = [consumer(hub, token(lifetime=lifetime)) for lifetime in (30, 600)]
+    for taker in takers:
+        taker.end.on_event = taking(taker)
+        taker.end.core.requester.subscribe_tracks(SCOPE, Parameters())
+    hub.run()
+    put_group(track, 0, 1)
+    hub.run()
+    assert [len(taker.locations()) for taker in takers] == [1, 1]
+    hub.advance(31)
+    put_group(track, 1, 1)
+    hub.advance(1)
+    assert [len(taker.locations()) for taker in takers] == [1, 2]
+    hub.advance(30)
+    put_group(track, 2, 1)
+    hub.advance(1)
+    assert [len(taker.locations()) for taker in takers] == [1, 2]
+    [ended] = [e for e in origin.end.of(events.RequestCancelled) if e.request_id == pushed]
+    assert ended.code == StreamCode.EXPIRED_AUTH_TOKEN
+
+
+def taking(peer: ConsumerPeer) -> Callable[[events.Event], None]:
+    """Accepts whatever is published to a peer."""
+
+    def take(event: events.Event) -> None:
+        if isinstance(event, events.PublishReceived):
+            peer.end.core.responder.accept_publish(event.request_id)
+
+    return take
 
 
 # --- issuers come and go ---

@@ -109,7 +109,7 @@ class WatchedPrefixes:
             UsageError: it overlaps one of the same kind.
         """
         prefix = parameters.get(ParameterType.TRACK_NAMESPACE_PREFIX)
-        if prefix is not None:
+        if prefix is not None and request.kind in PREFIX_KINDS:
             self._check_overlap(request.kind, prefix, request.request_id)
 
     def updated(self, request: Request, update_id: int, parameters: Parameters) -> None:

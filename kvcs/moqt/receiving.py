@@ -147,7 +147,7 @@ class DataStreams:
         """
         self.check_alias(track_alias, expected.full_track_name)
         self._aliases.setdefault(track_alias, []).append(expected)
-        for stream in [stream for stream in self._early if self._is_for(stream, track_alias)]:
+        for stream in self._early_of(track_alias):
             if expected not in self._aliases.get(track_alias, ()):
                 return  # an Object ended the subscription; the rest stays early and times out
             octets, stream.early = stream.early, bytearray()
@@ -171,17 +171,11 @@ class DataStreams:
 
     def refuse(self, track_alias: int, code: int) -> None:
         """Stop early streams of a subscription that was not accepted."""
-        if track_alias in self._aliases:
-            return  # another subscription has it too, and none of its streams is early
-        for stream in [stream for stream in self._early if self._is_for(stream, track_alias)]:
-            self._leave_early(stream, len(stream.early))
-            stream.early = bytearray()
+        for stream in self._early_of(track_alias):
             self._drop(stream, code)
 
-    @staticmethod
-    def _is_for(stream: _Stream, track_alias: int) -> bool:
-        header = stream.header
-        return isinstance(header, SubgroupHeader) and header.track_alias == track_alias
+    def _early_of(self, track_alias: int) -> list[_Stream]:
+        return [one for one in self._early if getattr(one.header, "track_alias", -1) == track_alias]
 
     def forget(self, expected: Expected, code: int) -> None:
         """A request is over: its open streams are stopped, later ones are discarded."""
@@ -338,11 +332,8 @@ class DataStreams:
             self._shared.early_octets.used -= octets
 
     def _give_up_early(self, limit: Limit) -> None:
-        stream = next(iter(self._early))
-        self._leave_early(stream, len(stream.early))
-        stream.early = bytearray()
         self._counters.reached(limit)
-        self._drop(stream, StreamCode.CANCELLED)
+        self._drop(next(iter(self._early)), StreamCode.CANCELLED)
 
     def _route(self, stream: _Stream, header: SubgroupHeader | FetchHeader, now: float) -> None:
         if isinstance(header, FetchHeader):
@@ -493,6 +484,8 @@ class DataStreams:
         self, stream: _Stream, code: int, what: DataStreamInput = DataStreamInput.GIVEN_UP
     ) -> None:
         """Stop a stream and read over what still comes of it."""
+        self._leave_early(stream, len(stream.early))
+        stream.early = bytearray()
         self._read_over(stream, what)
         if stream.fin:
             self._end(stream, DataStreamInput.FIN)

@@ -10,8 +10,11 @@ from kvcs.moqt.events import (
     Event,
     FetchReceived,
     PublishNamespaceReceived,
+    PublishReceived,
+    RequestUpdateReceived,
     SubscribeNamespaceReceived,
     SubscribeReceived,
+    SubscribeTracksReceived,
     TrackStatusReceived,
 )
 from kvcs.moqt.filters import LocationFilter, RangeFilter
@@ -32,6 +35,7 @@ FILTERS = [
     LocationFilter.group_end(0, 0, 1),
 ]
 PREFIXES = [(b"a",), (b"a", b"b"), (b"c",), ()]
+SCOPES = [(b"scope",), (), (b"other",)]
 
 
 class Side:
@@ -44,6 +48,10 @@ class Side:
         self._begin_track()
         self.pending: list[Event] = []
         self.watched: list[int] = []
+        self.interests: list[int] = []
+        """SUBSCRIBE_TRACKS of the peer that were accepted."""
+        self.taken: list[int] = []
+        """PUBLISHes of the peer that were accepted."""
         end.on_event = self._note
 
     def _begin_track(self) -> None:
@@ -62,6 +70,9 @@ class Side:
                 TrackStatusReceived,
                 PublishNamespaceReceived,
                 SubscribeNamespaceReceived,
+                SubscribeTracksReceived,
+                PublishReceived,
+                RequestUpdateReceived,
             ),
         ):
             self.pending.append(event)
@@ -151,8 +162,16 @@ class World:
         event = side.pending.pop(number % len(side.pending))
         responder, now = side.end.core.responder, self.pair.now
         request_id: int = event.request_id  # type: ignore[union-attr]
-        if number % 5 == 0:
+        if isinstance(event, RequestUpdateReceived):
+            if number % 5 == 0:
+                responder.refuse_update(request_id, event.update_id, RequestError("no", 0x1))
+            else:
+                responder.accept_update(request_id, event.update_id)
+        elif number % 5 == 0:
             responder.refuse(request_id, RequestError("no", 0x1))
+        elif isinstance(event, PublishReceived):
+            responder.accept_publish(request_id)
+            side.taken.append(request_id)
         elif isinstance(event, SubscribeReceived):
             responder.accept_subscribe(request_id, side.find(event.full_track_name), now)
         elif isinstance(event, FetchReceived):
@@ -163,6 +182,8 @@ class World:
             responder.accept(request_id)
             if isinstance(event, SubscribeNamespaceReceived):
                 side.watched.append(request_id)
+            elif isinstance(event, SubscribeTracksReceived):
+                side.interests.append(request_id)
 
     def _name(self, side: Side, other: Side, number: int) -> None:
         if side.watched:
@@ -170,6 +191,43 @@ class World:
             suffix = (bytes([number % 3]),)
             responder = side.end.core.responder
             (responder.namespace if number % 2 else responder.namespace_done)(request_id, suffix)
+
+    def _push(self, side: Side, other: Side, number: int) -> None:
+        side.end.core.requester.publish(side.source, Parameters.of(forward=number % 2))
+
+    def _tracks(self, side: Side, other: Side, number: int) -> None:
+        asked = Parameters.of(forward=number % 2)
+        if number % 5 == 0:
+            asked = asked.replace(objectid_filter=[RangeFilter(0, ((0, number % 3),))])
+        side.end.core.requester.subscribe_tracks(SCOPES[number % len(SCOPES)], asked)
+
+    def _offer(self, side: Side, other: Side, number: int) -> None:
+        if side.interests:
+            request_id = side.interests[number % len(side.interests)]
+            if number % 4:
+                side.end.core.responder.publish_tracks(request_id, side.source)
+            else:
+                side.end.core.responder.publish_skipped(request_id, side.name)
+
+    def _steer(self, side: Side, other: Side, number: int) -> None:
+        if not side.taken:
+            return
+        request_id = side.taken[number % len(side.taken)]
+        requester = side.end.core.requester
+        if number % 7 == 0:
+            requester.cancel(request_id)
+        else:
+            requester.update(request_id, parameters(number, subscription=True))
+
+    def _move(self, side: Side, other: Side, number: int) -> None:
+        if own := side.own():
+            prefix = (PREFIXES + SCOPES)[number % (len(PREFIXES) + len(SCOPES))]
+            moved = Parameters.of(track_namespace_prefix=prefix)
+            side.end.core.requester.update(own[number % len(own)], moved)
+
+    def _notify(self, side: Side, other: Side, number: int) -> None:
+        for request in side.end.core.requests.all():
+            side.end.core.responder.notify_state(request.request_id, forward=bool(number % 2))
 
     def _update(self, side: Side, other: Side, number: int) -> None:
         if own := side.own():
@@ -220,6 +278,11 @@ class World:
     def close_down(self) -> None:
         """Both sides give up everything; all that is under way is delivered."""
         for side in self.sides:
+            for event in side.pending:
+                if isinstance(event, PublishReceived):
+                    # Its publisher may be done with it, and owes nothing more.
+                    error = RequestError("no", 0x1)
+                    side.end.core.responder.refuse(event.request_id, error)
             for request_id in side.own():
                 side.end.core.requester.cancel(request_id)
             side.end.credit.object_octets = side.end.credit.per_stream_octets = 1 << 40
@@ -242,6 +305,12 @@ STEPS: dict[str, Callable[[World, Side, Side, int], None]] = {
     "ask": World._ask,
     "answer": World._answer,
     "name": World._name,
+    "push": World._push,
+    "tracks": World._tracks,
+    "offer": World._offer,
+    "steer": World._steer,
+    "move": World._move,
+    "notify": World._notify,
     "update": World._update,
     "cancel": World._cancel,
     "end": World._end,

@@ -238,6 +238,20 @@ def test_a_malformed_datagram_ends_the_subscription() -> None:
     assert bench.close is None
 
 
+@pytest.mark.parametrize("fin", [True, False])
+def test_a_stream_of_a_fetch_that_is_gone_is_given_up_once_however_it_was_cut(fin: bool) -> None:
+    bench = Bench(Role.CLIENT)
+    octets = FetchHeader(6).encode()
+    stream = bench.uni(octets[:1])
+    bench.data(stream, octets[1:] + b"more", fin=fin)
+    bench.advance(5.0)
+    assert bench.close is None
+    assert bench.stops == ({} if fin else {stream: 0x1})
+    if not fin:
+        bench.reset(stream)
+    assert residue(bench.core) == {}
+
+
 def test_a_whole_stream_of_a_fetch_that_is_gone_is_not_held() -> None:
     bench = Bench(Role.CLIENT)
     bench.uni(FetchHeader(6).encode() + bytes(1200), fin=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.moqt import events
-from kvcs.moqt.errors import DoesNotExist
+from kvcs.moqt.errors import DoesNotExist, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.store import Track
@@ -200,7 +200,7 @@ class Origin:
         if len(failures) < len(answers):
             return True
         for failure in failures:
-            if isinstance(failure, RequestError) or not self._returns():
+            if not self._returns() or not _is_passing(failure):
                 raise failure
         return False
 
@@ -299,6 +299,13 @@ class Origin:
 
 _FOR_TRACKS = (events.SubscribeReceived, events.FetchReceived, events.TrackStatusReceived)
 """Requests for one Track."""
+
+
+def _is_passing(failure: BaseException) -> bool:
+    """Whether an announcement failed because its session ends: another one may follow."""
+    if isinstance(failure, RequestError):
+        return failure.code == RequestCode.GOING_AWAY
+    return isinstance(failure, ConnectionClosed)
 
 
 class _Attached:

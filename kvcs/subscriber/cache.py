@@ -225,6 +225,7 @@ class Cache:
         if not manifest.covering(self.prefix):
             raise PublicationError("the publication has no segment of this prefix")
         self._apply(manifest)
+        self._passage.start()
 
     def close(self) -> None:
         """Cancel every request; waiters get what went wrong, or that the cache was closed."""

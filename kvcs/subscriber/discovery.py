@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvcs.errors import PublicationError, PublicationNotFound, Redirected
+from kvcs.errors import PublicationError, PublicationNotFound, Redirected, RequestError
 from kvcs.kv import Prefix, PublicationNamespace
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
@@ -73,6 +73,8 @@ class Discovery:
         self._changed = asyncio.Event()
         self._followers: dict[tuple[Connection, TrackNamespace], ManifestFollower] = {}
         self._order: dict[tuple[Connection, TrackNamespace], int] = {}
+        self._followed_at: dict[tuple[Connection, TrackNamespace], int] = {}
+        """Number of the announcement with which each follower began."""
         self._answered_at: float | None = None
         self._settled_at: float | None = None
 
@@ -169,7 +171,13 @@ class Discovery:
                 place = (session, namespace)
                 self._order[place] = number
                 live = sum(1 for each in self._followers.values() if each.error is None)
-                if place in self._followers or live >= self._settings.max_candidates:
+                if live >= self._settings.max_candidates:
+                    continue
+                known = self._followers.get(place)
+                if known is not None and not (
+                    # A publisher that was lost and came back has announced itself anew.
+                    isinstance(known.error, RequestError) and number > self._followed_at[place]
+                ):
                     continue
                 try:
                     PublicationNamespace.parse(namespace)
@@ -184,6 +192,7 @@ class Discovery:
                     authenticity=self._authenticity,
                 )
                 self._followers[place] = follower
+                self._followed_at[place] = number
                 follower.start()
 
     def _announced(

@@ -13,6 +13,7 @@ from kvcs.errors import (
     RequestError,
 )
 from kvcs.kv import Prefix, PublicationNamespace, parse_holder_uri
+from kvcs.moqt.errors import RequestCode
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.authenticity import Authenticity
@@ -57,20 +58,38 @@ class Finder:
                 found = await self._while_same(sessions, discovery, until, deadline)
                 if found is not None:
                     return found
-            except ConnectionClosed:
-                if not self._routes.last:
+            except (ConnectionClosed, RequestError) as exc:
+                if isinstance(exc, Redirected):
+                    hops += 1
+                    await self._redirected(discovery, exc, sessions, followed, hops)
+                elif not self._routes.replaced or not _is_passing(exc):
                     raise
-                _log.info("discovery_begins_again")
-            except Redirected as exc:
-                session = discovery.redirected_by
-                link = None if session is None else session.link
-                if session is None or link is None or hops >= link.policy.max_hops:
-                    raise
-                hops += 1
-                other = await link.elsewhere(exc.uri)
-                for each in sessions:
-                    if followed.get(each, each) is session:
-                        followed[each] = other
+                else:
+                    await self._routes.changed_from(sessions, deadline)
+                _log.info("discovery_begins_again", why=str(exc))
+
+    async def _redirected(
+        self,
+        discovery: Discovery,
+        redirect: Redirected,
+        sessions: Sequence[Connection],
+        followed: dict[Connection, Connection],
+        hops: int,
+    ) -> None:
+        """Ask at another relay from now on, in place of the session that has redirected us.
+
+        Raises:
+            Redirected: that was once too often.
+            KvcsError: the other relay cannot be reached.
+        """
+        session = discovery.redirected_by
+        link = None if session is None else session.link
+        if session is None or link is None or hops > link.policy.max_hops:
+            raise redirect
+        other = await link.elsewhere(redirect.uri)
+        for each in sessions:
+            if followed.get(each, each) is session:
+                followed[each] = other
 
     async def _while_same(
         self, sessions: Sequence[Connection], discovery: Discovery, until: float, deadline: float
@@ -116,7 +135,8 @@ class Finder:
             publication = publication.namespace
         while True:
             error: KvcsError | None = None
-            for session in await self.sessions(until):
+            sessions = await self.sessions(until)
+            for session in sessions:
                 follower = await self._follow(session, prefix, publication, until, look)
                 if follower.error is None:
                     return follower
@@ -125,8 +145,9 @@ class Finder:
                 if not isinstance(error, ConnectionClosed | RequestError):
                     break  # it is there and cannot be used: another session would show the same
             assert error is not None  # there is at least one session
-            if not isinstance(error, ConnectionClosed) or not self._routes.last:
+            if not self._routes.replaced or not _is_passing(error):
                 raise error
+            await self._routes.changed_from(sessions, until)
 
     async def sessions(self, until: float) -> list[Connection]:
         """Sessions to ask; waits for one if need be.
@@ -174,6 +195,13 @@ class Finder:
         if follower.error is not None:
             follower.stop()
         return follower
+
+
+def _is_passing(error: KvcsError) -> bool:
+    """Whether a session ends, or will soon, so that the next one has to be asked."""
+    if isinstance(error, RequestError):
+        return error.code == RequestCode.GOING_AWAY
+    return isinstance(error, ConnectionClosed)
 
 
 def _may_follow(session: Connection, prefix: tuple[bytes, ...], redirect: Redirected) -> bool:

@@ -46,6 +46,9 @@ THREAD_OCTETS = 1 << 20
 MAX_TRIES = 8
 """Subscriptions that are made because a peer asks for a retry, or sends elsewhere."""
 
+RENDEZVOUS_SECONDS = 5.0
+"""How long a relay should wait for a publisher that was there a moment ago."""
+
 MAX_VERSIONS_ARRIVING = 4
 """Versions that arrive side by side; the oldest is dropped for a newer one."""
 
@@ -102,6 +105,8 @@ class ManifestFollower:
         """Whether the peer has accepted the subscription."""
         self.sent_away: str | None = None
         """The peer wants it made elsewhere: the URI, or empty for anew on the same session."""
+        self.adopted = False
+        """Whether whoever uses it looks at `sent_away`; until then it asks anew by itself."""
         self.blocks = 0
         """Blocks of the prefix that the newest version covers; without a prefix, all of them."""
         self.versions = 0
@@ -128,6 +133,7 @@ class ManifestFollower:
         """The track, once it is known which of the two the publication has."""
         self._asked = MANIFEST
         self._rendezvous = 0.0
+        self._restarts = 0
         self._chance = new_chance()
         self._lost = LostVersions(self, settings)
         self._starting: asyncio.Task[None] | None = None
@@ -318,8 +324,19 @@ class ManifestFollower:
 
     def _leave(self, uri: str) -> None:
         """The peer wants the subscription made elsewhere, or anew."""
-        self.sent_away = uri
-        self.notify()
+        if self.adopted:
+            self.sent_away = uri
+            self.notify()
+            return
+        self._restarts += 1
+        if self._restarts > MAX_TRIES:
+            self._fail(RequestError("the publisher went away", RequestCode.GOING_AWAY))
+            return
+        if self._starting is not None:
+            self._starting.cancel()
+        self._cancel()
+        self._rendezvous = RENDEZVOUS_SECONDS
+        self.start()
 
     def _begin(self, event: events.ObjectStarted) -> None:
         header = event.header

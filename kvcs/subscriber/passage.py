@@ -22,17 +22,13 @@ from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.recovery import Span
-from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.manifests import RENDEZVOUS_SECONDS, ManifestFollower
 from kvcs.subscriber.reception import Reception, Retrieve
 from kvcs.subscriber.requests import may_follow
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
-
-RENDEZVOUS_SECONDS = 5.0
-"""How long a relay should wait for the publisher, which may be on its way there too; 0 is asked for
-where there is another relay to try."""
 
 ANSWER_SECONDS = 10.0
 """How long the answers of a new leg are waited for, before another session is tried."""
@@ -122,9 +118,8 @@ class Leg:
         self._retries = 0
         self._timers: set[asyncio.TimerHandle] = set()
         self._chance = new_chance()
-        follower.notify = self._follower_changed
+        follower.notify, follower.adopted = self._follower_changed, True
         connection.hold(self)
-        connection.on_goaway(passage.look)
 
     @property
     def is_current(self) -> bool:
@@ -295,7 +290,18 @@ class Passage:
         self._chance = new_chance()
         self.leg = Leg(self, follower.connection, follower)
         """The current one; over, where `lost`."""
-        routes.on_change(self.look)
+
+    def start(self) -> None:
+        """Watch over the sessions from now on; the first one may have changed already."""
+        leg = self.leg
+        self._routes.on_change(self.look)
+        leg.connection.on_goaway(self.look)
+        if not leg.connection.is_open:
+            self.session_lost(leg, leg.connection.close_error())
+        elif leg.follower.error is not None:
+            leg.failed(leg.follower.error)
+        else:
+            self.look()
 
     @property
     def moving(self) -> bool:
@@ -434,10 +440,12 @@ class Passage:
 
     async def _try(self, connection: Connection) -> KvcsError | None:
         """Take the retrieval up over a session; None where that has replaced the old one."""
+        # The publisher may be on its way there too; where there is another relay, that is tried.
         rendezvous = 0.0 if len(self._routes.usable) > 1 else RENDEZVOUS_SECONDS
         old = self.leg
         follower = old.follower.on_another_session(connection, rendezvous, lambda: None)
         leg = self._next = Leg(self, connection, follower)
+        connection.on_goaway(self.look)
         try:
             leg.resume(rendezvous)
             async with asyncio.timeout(ANSWER_SECONDS):

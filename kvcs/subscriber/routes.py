@@ -34,6 +34,11 @@ class Routes:
         """Whether one is there, or may still come."""
         return any(each.lasts for each in self._sessions)
 
+    @property
+    def replaced(self) -> bool:
+        """Whether another session may follow one of them."""
+        return any(each.link is not None and each.link.is_open for each in self._sessions)
+
     def error(self) -> ConnectionClosed:
         """Why there is none any more."""
         return self._sessions[0].newest.close_error()
@@ -55,6 +60,20 @@ class Routes:
             else:
                 each.off_goaway(callback)
                 each.off_closed(callback)
+
+    async def changed_from(self, sessions: Sequence[Connection], until: float) -> None:
+        """Wait until others are usable than ``sessions``, or none will be, or the time is up."""
+        changed = asyncio.Event()
+        self.on_change(changed.set)
+        try:
+            async with asyncio.timeout_at(until):
+                while self.last and self.usable == list(sessions):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.off_change(changed.set)
 
     async def wait(self) -> list[Connection]:
         """Wait until there is a usable session.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectStatus
+from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.relay.cache import TRACK_OCTETS
 from kvcs.relay.settings import RelayLimits
@@ -91,6 +92,41 @@ def test_joins_at_any_moment_get_each_object_once_and_the_publisher_sends_each_o
     assert production.track.objects_sent <= len(EVERY) + GROUPS + 1
     assert len(publisher.subscribes) <= consumers  # one, but for those after the end
     assert publisher.fetches == [] or hub.core.snapshot().upstream_fetches == len(publisher.fetches)
+
+
+@pytest.mark.parametrize("forward", [0, 1])
+@pytest.mark.parametrize("seed", range(16))
+def test_a_published_track_that_is_paused_and_resumed_loses_and_doubles_nothing(
+    seed: int, forward: int
+) -> None:
+    rng = random.Random(seed)
+    limits = RelayLimits(upstream_linger=rng.choice([0.0, 0.01, 0.05]))
+    hub = Hub(limits, piece=rng.choice([37, 500, 1 << 30]), order=rng.randrange)
+    publisher = PublisherPeer(hub, namespace=None)
+    production = Production(publisher)
+    publisher.end.core.requester.publish(production.track, Parameters.of(forward=forward))
+    hub.run()
+    joiners = [ConsumerPeer(hub) for _ in range(5)]
+    joined: list[tuple[ConsumerPeer, int]] = []
+    while joiners or not production.over:
+        choice = rng.random()
+        if joiners and choice < 0.1:
+            consumer = joiners.pop()
+            joined.append((consumer, consumer.subscribe(run=False)))
+        elif len(joined) > 1 and choice < 0.15 and joiners:
+            consumer, request_id = joined.pop(rng.randrange(len(joined)))
+            consumer.end.core.requester.cancel(request_id)
+        elif choice < 0.3 and len(production.steps) > bool(joiners):
+            production.step()  # the last one when all have joined
+        elif choice < 0.4:
+            hub.advance(rng.random() / 20)
+        else:
+            hub.run(steps=rng.randrange(1, 8))
+    hub.advance(20)
+    assert joined
+    for consumer, request_id in joined:
+        check(consumer, request_id)
+    assert publisher.subscribes == []
 
 
 actions = st.lists(

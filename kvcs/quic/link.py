@@ -153,11 +153,12 @@ class Link:
                 raise
             except (ConnectionFailed, ConnectionClosed) as exc:
                 self._tries += 1
-                pause = self.policy.pause(self._tries, self._chance)
-                if self._loop.time() + pause >= until:
+                left = until - self._loop.time()
+                if left <= 0:
                     raise
                 _log.debug("connecting_again", uri=str(self._home), why=str(exc))
-                await asyncio.sleep(pause)
+                # The last try comes when the time is up: pauses double, and would cut it in half.
+                await asyncio.sleep(min(self.policy.pause(self._tries, self._chance), left))
         self._tries = 0
         self._take(connection)
         self._task = self._loop.create_task(self._run())
@@ -250,7 +251,7 @@ class Link:
         policy, loop = self.policy, self._loop
         if loop.time() - self._since >= policy.settled:
             self._tries = self._hops = 0
-        target = self._target(old)
+        target = named = self._target(old)
         failures = 0
         lost_at: float | None = None
         why = ""
@@ -272,7 +273,7 @@ class Link:
                 failures += 1
                 _log.info("reconnecting", uri=str(target), tries=self._tries, why=why)
                 if failures >= HOME_AFTER:
-                    target = self._home if target != self._home else self._uri
+                    target = self._home if target != self._home else named
                 if not old.is_held:
                     await self._close_old(old)
                 continue

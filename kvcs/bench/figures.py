@@ -53,10 +53,11 @@ class Sample:
         return self.octets / self.seconds
 
     def measure(self, metric: str) -> float:
-        """One number of it: ``rate``, ``seconds``, ``memory:ROLE``, or one of `values`.
+        """One number of it: ``rate``, ``seconds``, or one of `values`.
 
-        ``cpu:ROLE`` is CPU seconds for 10^9 octets; ``memory:ROLE`` is the peak of resident memory
-        less what it was before, divided by the octets of one receiver.
+        ``cpu:ROLE`` is CPU seconds for 10^9 octets, and ``cpu`` that of all processes together,
+        which other programs on the machine disturb least; ``memory:ROLE`` is the peak of resident
+        memory less what it was before, divided by the octets of one receiver.
 
         Raises:
             KeyError: there is no such number.
@@ -66,6 +67,8 @@ class Sample:
             return self.rate
         if metric == "seconds":
             return self.seconds
+        if metric == "cpu":
+            return sum(each.cpu_seconds for each in self.processes.values()) * GB / self.octets
         if kind == "cpu":
             return self.processes[role].cpu_seconds * GB / self.octets
         if kind == "memory":

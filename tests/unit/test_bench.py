@@ -107,6 +107,7 @@ def test_a_sample_gives_each_of_its_numbers() -> None:
     assert one.measure("seconds") == 4.0
     assert one.measure("cpu:sender") == 1.0
     assert one.measure("cpu:receiver") == 2.0
+    assert one.measure("cpu") == 3.0
     assert one.measure("memory:sender") == 0.5, "10 of 20 MB beyond what was there before"
     assert one.measure("memory:receiver") == 0, "never negative"
     assert one.measure("first_layer_ms") == 3.0

@@ -85,6 +85,8 @@ def datagrams(scale: Scale) -> Group:
             Ratio(f"direct_{name}_over_raw", f"direct_{name}", f"raw_{name}"),
             Ratio(f"direct_{name}_over_stock", f"direct_{name}", f"stock_{name}"),
             Ratio(f"raw_{name}_over_stock", f"raw_{name}", f"stock_{name}"),
+            Ratio(f"direct_{name}_cpu_over_raw", f"direct_{name}", f"raw_{name}", "cpu"),
+            Ratio(f"direct_{name}_cpu_over_stock", f"direct_{name}", f"stock_{name}", "cpu"),
         ]
     return Group("datagrams", "goodput by datagram size, beside raw and stock", cases, ratios)
 

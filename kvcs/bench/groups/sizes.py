@@ -40,6 +40,8 @@ def goodput(scale: Scale) -> Group:
             Ratio(f"{relay}_over_direct", relay, direct),
             Ratio(f"{direct}_over_stock", direct, "stock"),
             Ratio(f"{raw}_over_stock", raw, "stock"),
+            Ratio(f"{direct}_cpu_over_raw", direct, raw, "cpu"),
+            Ratio(f"{relay}_cpu_over_raw", relay, raw, "cpu"),
         ]
         if size == MIB:
             base = f"direct_{size_name(BASE)}"

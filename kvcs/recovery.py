@@ -16,11 +16,13 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import FIRST, LAST, LocationSet, following
-from kvcs.moqt.messages import FetchOk
+from kvcs.moqt.messages import FetchOk, RequestError, retry_after_ms
 from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.observe import get_logger
+from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
+from kvcs.quic.reconnect import retry_seconds
 
 _log = get_logger("kvcs.recovery")
 
@@ -128,6 +130,8 @@ class Recovery:
         self._failure = ""
         """Why the last FETCH failed."""
         self._bound = ""
+        self._retry_at = 0.0
+        self._chance = new_chance()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._more = asyncio.Event()
@@ -222,8 +226,19 @@ class Recovery:
                 await self._pause(tries)
                 tries += 1
 
+    def _note_retry(self, error: RequestError) -> None:
+        """A FETCH was refused: it may say when it may be repeated (MOQT §9.4)."""
+        wait = retry_after_ms(error)
+        if wait is not None:
+            now = asyncio.get_running_loop().time()
+            self._retry_at = max(self._retry_at, now + retry_seconds(wait, self._chance))
+
     async def _pause(self, tries: int) -> None:
-        """Wait before the next try, or until more is lost."""
+        """Wait before the next try, or until more is lost; in any case for a Retry Interval."""
+        asked = self._retry_at - asyncio.get_running_loop().time()
+        if asked > 0:
+            await asyncio.sleep(asked)
+            return
         seconds = self._settings.retry_pause * 2 ** min(tries, MAX_PAUSE_DOUBLINGS)
         try:
             async with asyncio.timeout(seconds):
@@ -318,6 +333,7 @@ class Recovery:
             elif isinstance(event, events.RequestRefused):
                 if event.error.error_code == RequestCode.INVALID_RANGE:
                     published = None
+                self._note_retry(event.error)
             receiver.take(event, ended)
 
         connection.handle(request_id, take)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 import kvcs
+from kvcs.kv import DataTrack
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import FullTrackName
@@ -21,6 +22,7 @@ from tests.builders import QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import accepting, serving
 from tests.loopback.moving import SAFETY, SOON, Held, linked
+from tests.loopback.raw_publication import K0
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -247,6 +249,30 @@ async def test_a_request_is_repeated_after_the_retry_interval(
     assert report.objects == 24
     assert len(times) == 3
     assert all(later - earlier >= 0.03 for earlier, later in pairwise(times))
+
+
+async def test_a_fetch_in_recovery_is_repeated_after_the_retry_interval(files: PemFiles) -> None:
+    raw = whole()
+    hole: dict[tuple[DataTrack, int], bytes | None] = {(K0, 1): None}
+    raw.live[K0] = raw.track(b"k.raw.s0", authoritative=False)
+    for layer in range(4):
+        raw.group(raw.live[K0], K0, layer, hole if layer == 1 else None)
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+
+    def judge(request: PeerRequest) -> kvcs.RequestError | None:
+        if not isinstance(request, events.FetchReceived):
+            return None
+        times.append(loop.time())
+        if len(times) > 1:
+            return None
+        return kvcs.RequestError("busy", RequestCode.EXCESSIVE_LOAD, 200)
+
+    async with gated(files, Gate(judge, raw.answer)) as server:
+        async with linked(server.url, files) as session:
+            report = await retrieved(session, raw)
+    assert (report.objects, report.refetches) == (24, 2)
+    assert times[1] - times[0] >= 0.2
 
 
 async def test_an_announcement_is_repeated_after_the_retry_interval(files: PemFiles) -> None:

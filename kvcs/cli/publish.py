@@ -27,6 +27,7 @@ from kvcs.cli.options import (
     parse_address,
     prefix_of,
     seconds,
+    token_source,
 )
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import ConnectionClosed, UsageError
@@ -117,7 +118,7 @@ def register(app: typer.Typer) -> None:
             else Peer(relay, ca, token_file, insecure, None, datagram_size, reconnect)
         )
         quic = QuicSettings(datagram_size=datagram_size)
-        async with _session(peer, bind, cert, key, quic) as session:
+        async with _session(peer, bind, cert, key, quic, token_file) as session:
             where = session.url if isinstance(session, Server) else relay or ""
             publisher = Publisher(session, settings=settings)
             async with publisher.publish(prefix, sign=sign) as publication:
@@ -132,7 +133,12 @@ def register(app: typer.Typer) -> None:
 
 @asynccontextmanager
 async def _session(
-    peer: Peer | None, bind: str | None, cert: Path | None, key: Path | None, quic: QuicSettings
+    peer: Peer | None,
+    bind: str | None,
+    cert: Path | None,
+    key: Path | None,
+    quic: QuicSettings,
+    token_file: Path | None,
 ) -> AsyncIterator[Connection | Server]:
     if peer is not None and bind is None:
         async with peer.connect() as connection:
@@ -143,7 +149,8 @@ async def _session(
     if cert is None or key is None:
         raise UsageError("--serve needs --cert FILE and --key FILE; `kvcs certs` makes them")
     host, port = parse_address(bind, RELAY_PORT)
-    async with serve(host, port, cert=cert, key=key, quic=quic) as server:
+    token = token_source(token_file)
+    async with serve(host, port, cert=cert, key=key, quic=quic, token=token) as server:
         yield server
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvcs.moqt import objects
@@ -22,7 +22,7 @@ from kvcs.moqt.tokens import ResolvedToken
 class SessionEstablished:
     """The peer's SETUP was processed (§6.3)."""
 
-    options: KeyValues
+    options: KeyValues = field(repr=False)  # tokens are among them
     tokens: tuple[ResolvedToken, ...]
 
 

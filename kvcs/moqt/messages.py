@@ -7,7 +7,7 @@ are functions at the end; the session calls them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from kvcs.moqt.errors import ProtocolViolation, RequestCode
@@ -104,8 +104,9 @@ class _Named:
 class Setup:
     """First message on either control stream (§9.1)."""
 
-    options: Annotated[KeyValues, KEY_VALUES]
-    """Setup Options; `check_setup_options` holds them to their rules."""
+    options: Annotated[KeyValues, KEY_VALUES] = field(repr=False)
+    """Setup Options; `check_setup_options` holds them to their rules. Tokens are among them, so none
+    shows in ``repr``."""
 
 
 @message(0x10)

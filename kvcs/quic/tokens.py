@@ -98,12 +98,12 @@ class TokenKeeper:
 
     Args:
         source: a token that never changes, or what gives a fresh one.
-        clock: Unix seconds.
+        clock: Unix seconds; the system's by default.
     """
 
-    def __init__(self, source: TokenSource, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: TokenSource, clock: Callable[[], float] | None = None) -> None:
         self._source = source
-        self._clock = clock
+        self._clock = time.time if clock is None else clock
         self._current: ResolvedToken | None = None
         self._expires: float | None = None
         self._connections: set[Connection] = set()

@@ -30,6 +30,9 @@ _log = get_logger("kvcs.relay")
 
 Path = str | os.PathLike[str]
 
+TOKEN_CACHE_OCTETS = 16 * 1024
+"""Octets of tokens that a peer of a guarded relay may register, unless its settings say so."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
@@ -135,13 +138,14 @@ class Relay:
             )
         self.settings = settings
         self._issuers = None
-        policy = Policy()
+        policy, session = Policy(), settings.session
         if settings.issuers is not None:
             self._issuers = RingFile(settings.issuers, KeyUse.TOKEN)
             policy = _policy(settings, self._issuers.ring)
+            session = _remembering(session)
         self._watch: asyncio.TimerHandle | None = None
         self._core = RelayCore(settings.limits, self._arm, policy)
-        self._server = Server(settings.session, observer=self._observe, offer=False)
+        self._server = Server(session, observer=self._observe, offer=False)
         self._keys: dict[Connection, int] = {}
         self._next_key = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -161,7 +165,6 @@ class Relay:
         settings = self.settings
         self._loop = asyncio.get_running_loop()
         self._empty.set()
-        self._watch_issuers()
         await self._server.start(
             settings.host,
             settings.port,
@@ -169,6 +172,7 @@ class Relay:
             key=settings.key,
             quic=_bounded(settings.quic, settings.max_sessions),
         )
+        self._watch_issuers()
         _log.info("relay_listening", address=self.address, cache=settings.limits.cache_octets)
         return self
 
@@ -336,6 +340,13 @@ def _policy(settings: RelaySettings, issuers: KeyRing) -> Policy:
         max_lifetime=settings.max_token_lifetime,
     )
     return Policy(Authority(verifier), time.time)
+
+
+def _remembering(session: SessionSettings) -> SessionSettings:
+    """Settings of sessions whose peers may register tokens, to name them by their alias."""
+    if session.max_auth_token_cache_size:
+        return session
+    return replace(session, max_auth_token_cache_size=TOKEN_CACHE_OCTETS)
 
 
 def _bounded(quic: QuicSettings, max_sessions: int) -> QuicSettings:

@@ -12,6 +12,7 @@ from kvcs.errors import (
     MissingBlocks,
     PublicationAborted,
     PublicationError,
+    RequestError,
     UsageError,
 )
 from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry, lookup
@@ -97,7 +98,8 @@ class Cache:
         Raises:
             UsageError: the layer was not selected.
             CacheIncomplete: it did not become whole before the deadline, recovery failed, the
-                session ended (`__cause__` is the `ConnectionClosed`), or the cache was closed.
+                session ended or the peer allows it no longer (`__cause__` says why), or the cache
+                was closed.
             PublicationAborted: the producer gave the publication up.
             PublicationError: the publication contradicts itself.
 
@@ -277,7 +279,7 @@ class Cache:
         """The retrieval cannot go on: every waiter is told, now."""
         if self._error is not None or self._closed or self._is_complete():
             return
-        if isinstance(error, ConnectionClosed):
+        if isinstance(error, ConnectionClosed | RequestError):
             incomplete = self._incomplete(str(error))
             incomplete.__cause__ = error
             error = incomplete

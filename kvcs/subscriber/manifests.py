@@ -308,6 +308,8 @@ class ManifestFollower:
                 self.notify()
             elif event.status == PublishDoneCode.GOING_AWAY:
                 self._leave("")
+            elif event.status == PublishDoneCode.UNAUTHORIZED:
+                self._fail(RequestError(event.reason, RequestCode.UNAUTHORIZED))
             else:
                 self._fail(PublicationAborted(event.reason))
         elif isinstance(event, events.TrackMalformed):

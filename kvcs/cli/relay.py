@@ -14,7 +14,7 @@ import typer
 
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
-from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address
+from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address, seconds
 from kvcs.cli.output import Output
 from kvcs.errors import FileError
 from kvcs.observe import get_logger
@@ -69,6 +69,24 @@ def register(app: typer.Typer) -> None:
                 " default.",
             ),
         ] = None,
+        goaway_uri: Annotated[
+            str,
+            typer.Option(
+                "--goaway-uri",
+                metavar="URL",
+                help="Relay to which sessions are sent when this one stops; they come back here by"
+                " default.",
+            ),
+        ] = "",
+        goaway_timeout: Annotated[
+            float,
+            typer.Option(
+                "--goaway-timeout",
+                parser=seconds,
+                metavar="SECONDS",
+                help="How long they have to leave when it stops.",
+            ),
+        ] = 5.0,
         datagram_size: DatagramSizeOption = None,
         lines: LinesOption = False,
     ) -> None:
@@ -87,6 +105,8 @@ def register(app: typer.Typer) -> None:
             allow_anyone=allow_anyone,
             issuers=issuers,
             audience=tuple(audience or ()),
+            goaway_uri=goaway_uri,
+            goaway_timeout=goaway_timeout,
             quic=QuicSettings(datagram_size=datagram_size),
         )
         told = Lines(lines)

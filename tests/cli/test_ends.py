@@ -184,3 +184,30 @@ def test_a_producer_gives_a_relay_up_that_stays_away(place: Place) -> None:
             left = producer.end()
     assert left.code == 2
     assert "no session followed within 0.5 s" in left.line()
+
+
+def test_a_producer_moves_to_the_relay_that_a_stopping_one_names(place: Place, run: Run) -> None:
+    def relay(*options: object) -> Process:
+        anyone = (*place.keys, "--allow-anyone", "--lines")
+        return Process("relay", "--bind", "127.0.0.1:0", *anyone, *options)
+
+    with relay() as other:
+        there = other.event("listening")["url"]
+        with relay("--goaway-uri", there, "--goaway-timeout", "20") as first:
+            here = first.event("listening")["url"]
+            options = ("--relay", here, *place.member, "--lines")
+            with Process("publish", place.cache, *options) as producer:
+                producer.event("published")
+                check_ended(first.stop(), signal.SIGTERM)  # long before its 20 s
+                wanted = ("--like", place.cache, "--compare", place.cache, "--json")
+                got = run("subscribe", "--relay", there, *place.member, *wanted)
+                assert (got.code, got.err) == (0, "")
+                assert got.json()["equal"] is True
+                check_ended(producer.stop(signal.SIGINT), signal.SIGINT)
+
+
+def test_a_relay_sends_nobody_to_what_is_no_relay(place: Place, run: Run) -> None:
+    options = ("--bind", "127.0.0.1:0", *place.keys, "--allow-anyone")
+    failed = run("relay", *options, "--goaway-uri", "https://relay.example")
+    assert failed.code == 2
+    assert "is not a moqt:// URI" in failed.line()

@@ -7,6 +7,7 @@ docs/moqt.md shows both at work.
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode, StreamCode
 from kvcs.moqt.filters import LocationFilter, RangeFilter
+from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters
@@ -23,6 +24,8 @@ __all__ = [
     "FullTrackName",
     "GroupOrder",
     "KeyValues",
+    "Limit",
+    "LimitCounters",
     "Location",
     "LocationFilter",
     "MoqtUri",

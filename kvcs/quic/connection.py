@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import SessionCode
+from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.uri import parse_uri
@@ -86,6 +87,7 @@ class Connection(Tenure):
         self._pumping = False
         self._log = _log.bind(peer=self.peer, role=role.value)
         self._stream_wait = StreamWait(self._loop, self._log)
+        self.core.limits.on_reached = self._limit_reached
 
     # What users of the connection call
 
@@ -98,6 +100,11 @@ class Connection(Tenure):
     def newest(self) -> Connection:
         """This session, or the one that has replaced it."""
         return self if self.link is None else self.link.current
+
+    @property
+    def limits(self) -> LimitCounters:
+        """How often the peer reached which of our limits; a limit that never was is 0."""
+        return self.core.limits
 
     async def established(self) -> None:
         """Wait for the peer's SETUP.
@@ -324,6 +331,11 @@ class Connection(Tenure):
             except Exception as exc:
                 self._fail(exc)
         return any_event
+
+    def _limit_reached(self, limit: Limit) -> None:
+        """One line for each limit of a session; the counters tell how often."""
+        if self.limits[limit] == 1:
+            self._log.warning("limit_reached", limit=limit.value)
 
     def _fail(self, exc: Exception) -> None:
         self._log.error("handler_failed", exc_info=exc)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvcs.testing.network import Conditions
 
-Topology = Literal["direct", "relay", "two producers"]
+Topology = Literal["direct", "relay", "two producers", "two relays"]
 FaultKind = Literal[
     "blackout", "long blackout", "sever", "move", "stall", "mtu", "burst", "kill", "restart"
 ]
@@ -72,6 +72,9 @@ class ConsumerPlan:
     cancel_after: float | None
     """Seconds after which its task is cancelled."""
 
+    middles: tuple[int, ...] = (0,)
+    """Which of `Plan.middles` it has sessions with."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -107,9 +110,11 @@ class Plan:
     retention: float = 3600.0
 
     @property
-    def middle(self) -> str:
-        """The host that everyone connects to."""
-        return self.producers[0].name if self.topology == "direct" else "relay"
+    def middles(self) -> tuple[str, ...]:
+        """The hosts that producers and consumers connect to."""
+        if self.topology == "direct":
+            return (self.producers[0].name,)
+        return ("relay", "relay2") if self.topology == "two relays" else ("relay",)
 
     def must_be_complete(self, consumer: ConsumerPlan) -> bool:
         """Whether nothing in the plan excuses a consumer that does not get everything."""
@@ -133,7 +138,7 @@ class Plan:
 def draw(seed: int, quic: Literal["model", "aioquic"] | None = None) -> Plan:
     """The plan of a seed; one seed in ten runs on aioquic unless ``quic`` says otherwise."""
     random = Random(f"plan {seed}")
-    topology: Topology = random.choice(["direct", "relay", "relay", "two producers"])
+    topology: Topology = random.choice(["direct", "relay", "relay", "two producers", "two relays"])
     alike = random.random() < 0.4
     calm = random.random() < 0.4
     """Whether nobody gives up and nothing breaks: then every consumer must be complete."""
@@ -148,6 +153,10 @@ def draw(seed: int, quic: Literal["model", "aioquic"] | None = None) -> Plan:
         _consumer(random, f"consumer{number}", producers, calm)
         for number in range(random.randint(1, 4))
     )
+    if topology == "two relays":
+        consumers = tuple(
+            replace(each, middles=random.choice([(0,), (1,), (0, 1), (1, 0)])) for each in consumers
+        )
     names = [each.name for each in (*producers, *consumers)]
     chosen = quic or ("aioquic" if seed % 10 == 9 else "model")
     small = random.random() < 0.3

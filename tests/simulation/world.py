@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
 import kvcs
 from kvcs.moqt.names import FullTrackName, Location
-from kvcs.testing.network import Network, Trace, leftovers, run, write_credentials
+from kvcs.testing.network import Network, Path, Trace, leftovers, run, write_credentials
 from kvcs.testing.network.certificates import Credentials
 from tests.simulation.content import Content, content
 from tests.simulation.joining import join
@@ -80,7 +80,7 @@ def simulate(
 
 def credentials_in(folder: str) -> Credentials:
     """Certificates for the hosts of any plan."""
-    return write_credentials(folder, "relay", "producer0", "producer1")
+    return write_credentials(folder, "relay", "relay2", "producer0", "producer1")
 
 
 def _text(exc: BaseException) -> str:
@@ -99,8 +99,7 @@ class _World:
         self.trace = trace
         self.contents = [content(each, plan.seed) for each in plan.producers]
         self.random = Random(f"world {plan.seed}")
-        self.relay: kvcs.Relay | None = None
-        self.restarting = False
+        self.relays: dict[str, kvcs.Relay | None] = {}
         self.early: set[str] = set()
         """Consumers that fetched what was not all produced: they get what is there."""
 
@@ -108,8 +107,9 @@ class _World:
         plan = self.plan
         self.network = network = Network(plan.seed, quic=plan.quic, trace=self.trace)
         for name, conditions in plan.conditions.items():
-            if name != plan.middle:
-                network.connect(name, plan.middle, conditions)
+            for middle in plan.middles:
+                if name != middle:
+                    network.connect(name, middle, conditions)
         for name, rate in plan.read_rate.items():
             network.host(name).read_rate = rate
         loop = asyncio.get_running_loop()
@@ -126,11 +126,9 @@ class _World:
     @asynccontextmanager
     async def _middle(self) -> AsyncIterator[kvcs.Server | None]:
         """Whom everybody connects to."""
-        plan = self.plan
-        host = self.network.host(plan.middle)
-        files = self.credentials
-        cert, key = ("unused", "unused") if files is None else (files.cert, files.key)
-        if plan.topology == "direct":
+        if self.plan.topology == "direct":
+            host = self.network.host(self.plan.middles[0])
+            cert, key = self._files()
             with host:
                 serving = kvcs.serve(host.address, PORT, cert=cert, key=key, quic=self._quic())
                 server = await serving.__aenter__()
@@ -139,32 +137,42 @@ class _World:
             finally:
                 await serving.__aexit__(None, None, None)
             return
+        for name in self.plan.middles:
+            self.relays[name] = await self._start_relay(name)
+        try:
+            yield None
+            # Everybody has left: nothing of them may be left.
+            await asyncio.sleep(40.0 + (self.plan.retention if self.plan.retention < 60 else 0.0))
+            for relay in self.relays.values():
+                if relay is not None:
+                    self._check_relay(relay)
+        finally:
+            for relay in self.relays.values():
+                if relay is not None:
+                    await relay.close()
+
+    async def _start_relay(self, name: str) -> kvcs.Relay:
+        host = self.network.host(name)
+        cert, key = self._files()
         settings = kvcs.RelaySettings(
             cert=cert,
             key=key,
             host=host.address,
             allow_anyone=True,
-            limits=kvcs.RelayLimits(cache_octets=plan.cache_octets),
+            limits=kvcs.RelayLimits(cache_octets=self.plan.cache_octets),
             quic=self._quic(),
         )
-        self.relay = await self._start_relay(settings)
-        try:
-            yield None
-            if self.relay is not None:
-                await self._check_relay(self.relay)
-        finally:
-            if self.relay is not None:
-                await self.relay.close()
-
-    async def _start_relay(self, settings: kvcs.RelaySettings) -> kvcs.Relay:
-        with self.network.host(self.plan.middle):
+        with host:
             relay = kvcs.Relay(settings)
             await relay.__aenter__()
         return relay
 
-    async def _check_relay(self, relay: kvcs.Relay) -> None:
-        """Everybody has left: nothing of them may be left."""
-        await asyncio.sleep(40.0 + (self.plan.retention if self.plan.retention < 60 else 0.0))
+    def _files(self) -> tuple[str, str]:
+        """Certificate and key of whoever listens."""
+        files = self.credentials
+        return ("unused", "unused") if files is None else (str(files.cert), str(files.key))
+
+    def _check_relay(self, relay: kvcs.Relay) -> None:
         stats = relay.stats
         if stats.sessions or stats.namespaces:
             self._problem(f"the relay has {stats.sessions} sessions, {stats.namespaces} namespaces")
@@ -217,19 +225,19 @@ class _World:
                 if server is not None:
                     await self._publish(number, server)
                     return
-                async with self._session() as session:
-                    await self._publish(number, session)
+                async with self._sessions(range(len(self.plan.middles))) as sessions:
+                    await self._publish(number, *sessions)
         finally:
             if not self.announced[number].done():
                 self.announced[number].set_result(None)
 
-    async def _publish(self, number: int, session: kvcs.Connection | kvcs.Server) -> None:
+    async def _publish(self, number: int, *sessions: kvcs.Connection | kvcs.Server) -> None:
         plan, data = self.plan.producers[number], self.contents[number]
         settings = kvcs.PublisherSettings(
             retention=self.plan.retention,
             random_octets=self.network.randomness(f"{plan.name} publishes").randbytes,
         )
-        publisher = kvcs.Publisher(session, settings=settings)
+        publisher = kvcs.Publisher(*sessions, settings=settings)
         try:
             async with publisher.publish(
                 data.prefix, first_segment_blocks=plan.first_segment
@@ -284,10 +292,10 @@ class _World:
 
     async def _retrieve(self, plan: ConsumerPlan) -> str:
         with self.network.host(plan.name):
-            async with self._session() as session:
+            async with self._sessions(plan.middles) as sessions:
                 if plan.retrieve == "raw":
-                    return await self._join(plan, session)
-                return await self._open(plan, session)
+                    return await self._join(plan, sessions[0])
+                return await self._open(plan, sessions)
 
     async def _join(self, plan: ConsumerPlan, session: kvcs.Connection) -> str:
         """Take one data track without the Subscriber: each Object comes exactly once."""
@@ -318,7 +326,7 @@ class _World:
             self._problem(f"{plan.name} lacks {sorted(every - set(joined.counts))[:4]}")
         return "complete"
 
-    async def _open(self, plan: ConsumerPlan, session: kvcs.Connection) -> str:
+    async def _open(self, plan: ConsumerPlan, sessions: list[kvcs.Connection]) -> str:
         producer, data = self.plan.producers[plan.producer], self.contents[plan.producer]
         loop = asyncio.get_running_loop()
         named = None
@@ -331,7 +339,7 @@ class _World:
         got: list[int] = []
         try:
             settings = kvcs.SubscriberSettings(least_recovery=plan.recovery)
-            async with kvcs.Subscriber(session, settings=settings).open(
+            async with kvcs.Subscriber(*sessions, settings=settings).open(
                 data.prefix,
                 deadline=plan.deadline,
                 layers=plan.layers,
@@ -424,11 +432,15 @@ class _World:
     # Both
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[kvcs.Connection]:
+    async def _sessions(self, middles: Iterable[int]) -> AsyncIterator[list[kvcs.Connection]]:
         ca = None if self.credentials is None else self.credentials.ca
-        url = f"moqt://{self.plan.middle}:{PORT}"
-        async with kvcs.connect(url, ca=ca, quic=self._quic()) as session:
-            yield session
+        async with AsyncExitStack() as stack:
+            sessions = []
+            for middle in middles:
+                url = f"moqt://{self.plan.middles[middle]}:{PORT}"
+                opening = kvcs.connect(url, ca=ca, quic=self._quic())
+                sessions.append(await stack.enter_async_context(opening))
+            yield sessions
 
     def _quic(self) -> kvcs.QuicSettings:
         plan = self.plan
@@ -443,45 +455,48 @@ class _World:
     async def _fault(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at)
         network = self.network
-        self.network.note("fault", fault.kind, fault.host)
+        network.note("fault", fault.kind, fault.host)
         host = network.host(fault.host)
-        path = network.path(fault.host, self.plan.middle)
-        if fault.kind == "blackout":
-            path.blackout(fault.seconds)
-        elif fault.kind == "long blackout":
-            path.blackout(60.0)
-        elif fault.kind == "sever" and fault.host != self.plan.middle:
+        listens = fault.host in self.plan.middles
+        paths = [network.path(host, middle) for middle in self.plan.middles if middle != host.name]
+        if fault.kind in ("blackout", "long blackout"):
+            for path in paths:
+                path.blackout(60.0 if fault.kind == "long blackout" else fault.seconds)
+        elif fault.kind == "sever" and not listens:
             host.sever()
-        elif fault.kind == "move" and fault.host != self.plan.middle:
+        elif fault.kind == "move" and not listens:
             host.move()
         elif fault.kind == "stall":
             host.stall(fault.seconds)
         elif fault.kind == "restart":
-            await self._restart(fault.seconds)
+            await self._restart(self.random.choice(self.plan.middles), fault.seconds)
         elif fault.kind == "kill":
             for session in host.sessions:
                 if session.is_open:
                     session.transport.close(KILLED, "killed")
         elif fault.kind == "mtu":
-            path.change(mtu=600)
-            await asyncio.sleep(fault.seconds)
-            path.change(mtu=65_535)
+            await self._changed(paths, fault.seconds, mtu=600)
         elif fault.kind == "burst":
-            before = path.there.conditions.loss
-            path.change(loss=0.5)
-            await asyncio.sleep(fault.seconds)
-            path.change(loss=before)
+            await self._changed(paths, fault.seconds, loss=0.5)
 
-    async def _restart(self, seconds: float) -> None:
-        """The relay stops, without a word to anyone, and another one starts in its place."""
-        if self.relay is None or self.restarting:
+    async def _changed(self, paths: list[Path], seconds: float, **changes: float) -> None:
+        """Change conditions for a while."""
+        before = [(link, link.conditions) for path in paths for link in (path.there, path.back)]
+        for path in paths:
+            path.change(**changes)
+        await asyncio.sleep(seconds)
+        for link, conditions in before:
+            link.change(**{name: getattr(conditions, name) for name in changes})
+
+    async def _restart(self, name: str, seconds: float) -> None:
+        """A relay stops, without a word to anyone, and another one starts in its place."""
+        old = self.relays.get(name)
+        if old is None:
             return
-        self.restarting = True
-        old, self.relay = self.relay, None
+        self.relays[name] = None
         await old.close(at_once=True)
         await asyncio.sleep(seconds)
-        self.relay = await self._start_relay(old.settings)
-        self.restarting = False
+        self.relays[name] = await self._start_relay(name)
 
     def _problem(self, text: str) -> None:
         self.outcome.problems.append(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from kvcs.errors import SessionError, UsageError
 from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options
@@ -35,10 +35,17 @@ class MoqtUri:
 def parse_uri(text: str) -> MoqtUri:
     """Read a `moqt` URI.
 
+    The host is what is looked up and held against the certificate: without the brackets of an IPv6
+    literal, and with escapes such as ``%25`` before a zone undone. PATH and AUTHORITY go out as
+    they are written.
+
     Raises:
-        UsageError: it is of another scheme, has no host or a port that is no number, or holds
+        UsageError: it is of another scheme, has no host or a port that is no number or 0, or holds
             what RFC 3986 does not allow there: a peer would close the session for it.
     """
+    if any(character.isspace() or not character.isprintable() for character in text):
+        # urlsplit would leave some of them out without a word.
+        raise UsageError(f"{text!r} is not a URI: it holds a blank or control character")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -50,7 +57,10 @@ def parse_uri(text: str) -> MoqtUri:
         raise UsageError(f"{text!r} names no host")
     if parts.username is not None or parts.password is not None:
         raise UsageError("a moqt:// URI holds no user or password; use a token")
-    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    if port == 0:
+        raise UsageError(f"{text!r} names port 0, where nobody can listen")
+    has_query = "?" in text.partition("#")[0]
+    path = f"{parts.path}?{parts.query}" if has_query else parts.path
     said = KeyValues.of(
         {SetupOption.PATH: path.encode(), SetupOption.AUTHORITY: parts.netloc.encode()}
     )
@@ -59,7 +69,7 @@ def parse_uri(text: str) -> MoqtUri:
     except SessionError as exc:
         raise UsageError(f"{text!r} is not a URI: {exc.reason}") from None
     return MoqtUri(
-        parts.hostname,
+        unquote(parts.hostname),
         DEFAULT_PORT if port is None else port,
         path,
         parts.netloc,

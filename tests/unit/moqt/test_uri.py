@@ -20,12 +20,24 @@ from kvcs.moqt.uri import parse_uri
         ("moqt://127.0.0.1:1", "127.0.0.1", 1, "", "127.0.0.1:1"),
         ("moqt://h/.well-known/x%20y", "h", 443, "/.well-known/x%20y", "h"),
         ("MOQT://h", "h", 443, "", "h"),
+        ("moqt://[2001:db8::1]", "2001:db8::1", 443, "", "[2001:db8::1]"),
+        ("moqt://[2001:DB8::1]:1/x", "2001:db8::1", 1, "/x", "[2001:DB8::1]:1"),
+        ("moqt://[::ffff:192.0.2.1]:9", "::ffff:192.0.2.1", 9, "", "[::ffff:192.0.2.1]:9"),
+        ("moqt://[fe80::1%25eth0]:1", "fe80::1%eth0", 1, "", "[fe80::1%25eth0]:1"),
+        ("moqt://h:", "h", 443, "", "h:"),
+        ("moqt://h:65535", "h", 65535, "", "h:65535"),
+        ("moqt://h?", "h", 443, "?", "h"),
+        ("moqt://h/?", "h", 443, "/?", "h"),
+        ("moqt://h#a?b", "h", 443, "", "h"),
     ],
 )
 def test_parts(text: str, host: str, port: int, path: str, authority: str) -> None:
     uri = parse_uri(text)
     assert (uri.host, uri.port, uri.path, uri.authority) == (host, port, path, authority)
-    assert uri.fragment == ""
+    assert uri.fragment == ("a?b" if "#" in text else "")
+    if not text.startswith("MOQT"):
+        assert str(uri) == text
+        assert parse_uri(str(uri)) == uri
 
 
 def test_the_fragment_stays_here() -> None:
@@ -53,6 +65,21 @@ def test_the_fragment_stays_here() -> None:
         "moqt://h o/",
         "moqt://h/%zz",
         "moqt://h/a?b c",
+        "moqt://h:0",
+        "moqt://h:65536",
+        "moqt://h:+1",
+        "moqt://h:1_0",
+        "moqt://h:\u0663",
+        "moqt://[::1]x",
+        "moqt://[::1",
+        "moqt://[::g]",
+        "moqt://::1:443",
+        "moqt://h\n",
+        "moqt://\th",
+        " moqt://h",
+        "moqt://h/a\r\nb",
+        "moqt://h\x00",
+        "moqt://\u00fc.example",
         "",
     ],
 )

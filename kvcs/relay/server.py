@@ -30,6 +30,9 @@ _log = get_logger("kvcs.relay")
 
 Path = str | os.PathLike[str]
 
+WILDCARDS = ("", "0.0.0.0", "::")
+"""Addresses of every interface: they name no relay."""
+
 TOKEN_CACHE_OCTETS = 16 * 1024
 """Octets of tokens that a peer of a guarded relay may register, unless its settings say so."""
 
@@ -98,6 +101,10 @@ class RelaySettings:
             raise UsageError("a relay serves anyone, or whom its issuers let in: not both")
         if self.audience and self.issuers is None:
             raise UsageError("audience needs issuers: without tokens it means nothing")
+        if self.issuers is not None and not self.audience and self.host in WILDCARDS:
+            raise UsageError(
+                f"a relay on {self.host!r} needs a name for tokens: audience (--audience)"
+            )
         if not self.issuers_interval > 0:
             raise UsageError(f"issuers_interval must be above 0 s, not {self.issuers_interval}")
         if self.max_sessions < 1:

@@ -115,9 +115,14 @@ class PublisherPeer:
 class ConsumerPeer:
     """Subscribes and fetches, and keeps what it got."""
 
-    def __init__(self, hub: Hub, settings: SessionSettings | None = None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        settings: SessionSettings | None = None,
+        server: SessionSettings | None = None,
+    ) -> None:
         self.hub = hub
-        self.spoke = hub.connect(settings)
+        self.spoke = hub.connect(settings, server)
         self.end = self.spoke.peer
 
     def subscribe(

@@ -75,6 +75,17 @@ def test_the_guide(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("KVCS_TOKEN", (folder / "consumer.token").read_text())
         by_variable = run("fetch", *member, "--out", "y", "--keys-file", "producers.ring")
         assert by_variable.code == 0, by_variable.err
+        named = ("--scope-key-file", "scope.key", "--token-file", "consumer.token")
+        [listed] = run("ls", *there, *named, "--json").json()
+        asked = ("inspect", listed["uri"], "--ca", "certs/ca.pem", *named)
+        document = run(*asked, "--keys-file", "producers.ring", "--json").json()
+        assert (document["signed"], document["signature_verified"]) == (True, True)
+        assert (document["producer"], document["refused"]) == ("site-one", None)
+        assert (
+            f"by key {document['kid']} of site-one, verified"
+            in run(*asked, "--keys-file", "producers.ring").out
+        )
+        assert "NOT verified" in run(*asked).out
         stopped, _ = staying["relay"].stop(signal.SIGTERM)
         assert "Traceback" not in stopped.err
     assert {"keygen", "relay", "token", "publish", "subscribe", "ls", "keys"} <= set(done)

@@ -317,5 +317,7 @@ async def test_a_relay_says_what_it_needs(files: PemFiles, site: Site) -> None:
         settings(issuers=site.ring, allow_anyone=True)
     with pytest.raises(UsageError, match="audience"):
         settings(audience=("name",), allow_anyone=True)
+    with pytest.raises(UsageError, match="--audience"):
+        settings(issuers=site.ring, host="0.0.0.0")
     with pytest.raises(FileError):
         kvcs.Relay(settings(issuers=site.ring.with_name("absent")))

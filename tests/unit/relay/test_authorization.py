@@ -242,6 +242,24 @@ def test_grease_opens_a_session_and_nothing_more() -> None:
     assert ask(peer, Action.SUBSCRIBE) == DENIED
 
 
+def test_a_registered_token_is_named_by_its_alias() -> None:
+    hub = Guarded()
+    put_group(publisher(hub, token()).track(), 0, 1)
+    server = SessionSettings(max_auth_token_cache_size=16_384)
+    peer = ConsumerPeer(hub, server=server)
+    requester = peer.end.core.requester
+    whole = token()
+    registered = Parameters.of(authorization_token=Token.register(5, whole.value, whole.token_type))
+    by_alias = Parameters.of(authorization_token=Token.use_alias(5))
+    first = requester.subscribe_namespace(SCOPE, registered)
+    hub.run()
+    second = requester.track_status(full_name(), by_alias)
+    third = requester.track_status(full_name())
+    hub.run()
+    assert peer.refused(first) is None and peer.accepted(second) is not None
+    assert peer.refused(third) == DENIED
+
+
 # --- expiry ---
 
 

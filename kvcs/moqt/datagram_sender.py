@@ -36,16 +36,21 @@ class DatagramSender(ObjectSender):
     def key(self) -> SendKey:
         """Place in the order; a datagram goes before a Subgroup of its Group (MOQT §5.1)."""
         header = self._stored.header
-        priority = header.publisher_priority
         return send_key(
             subscriber_priority=self.subscriber_priority,
-            publisher_priority=self.track.default_priority if priority is None else priority,
+            publisher_priority=self._priority,
             group_id=header.group_id,
             group_order=self._group_order,
             is_fill=False,
             position=header.object_id,
             is_datagram=True,
         )
+
+    @property
+    def _priority(self) -> int:
+        """Publisher Priority; a default is written out, for its property may be hidden (§9.20)."""
+        priority = self._stored.header.publisher_priority
+        return self.track.default_priority if priority is None else priority
 
     @property
     def has_more(self) -> bool:
@@ -64,7 +69,7 @@ class DatagramSender(ObjectSender):
             track_alias=self._track_alias,
             group_id=header.group_id,
             object_id=header.object_id,
-            publisher_priority=header.publisher_priority,
+            publisher_priority=self._priority,
             properties=header.properties,
             status=header.status,
             payload=payload,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionClosed, RequestError
+from kvcs.errors import ConnectionClosed, Redirected, RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import TrackNamespace, is_prefix, overlaps
@@ -148,6 +148,8 @@ class Namespaces:
             self._note(shared, event.suffix, None)
         elif isinstance(event, events.RequestRefused):
             self._refused(shared, event)
+        elif isinstance(event, events.GoawayReceived):
+            self._moved(shared, event.new_session_uri)
         elif isinstance(event, events.RequestCancelled):
             self._fail(shared, RequestError("the peer ended the namespace subscription"))
         elif isinstance(event, events.SessionClosed):
@@ -163,6 +165,18 @@ class Namespaces:
             shared.namespaces[namespace] = number
         for watch in list(shared.watches):
             watch.note(namespace, number)
+
+    def _moved(self, shared: _Shared, uri: str) -> None:
+        """The peer wants the subscription made elsewhere, or anew (§9.2)."""
+        if shared.request_id is not None:
+            self._connection.cancel(shared.request_id)
+            shared.request_id = None
+        if uri:
+            self._fail(shared, Redirected("the peer sends it elsewhere", uri, shared.prefix))
+            return
+        for namespace in list(shared.namespaces):
+            self._note(shared, namespace[len(shared.prefix) :], None)
+        self._request(shared)
 
     def _refused(self, shared: _Shared, event: events.RequestRefused) -> None:
         error = event.error

@@ -353,6 +353,37 @@ async def test_goaway_for_one_request(files: PemFiles, elsewhere: bool) -> None:
             assert set(it.wires.objects(name)) == EVERY
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_goaway_for_a_namespace_subscription(files: PemFiles, elsewhere: bool) -> None:
+    first, second = two()
+    first.announced = False
+    prefix, wires = toy_prefix(), Wires()
+    async with (
+        serving(files, observer=accepting(first.answer)) as old,
+        serving(files, observer=accepting(second.answer)) as new,
+        linked(old.url, files, wires) as session,
+    ):
+        serving_one = second if elsewhere else first
+        serving_one.layers(0, 1, 2, 3)
+        serving_one.end()
+        serving_one.manifest()
+        subscriber = kvcs.Subscriber(session, settings=QUICK)
+
+        async def retrieve() -> list[kvcs.Layer]:
+            async with subscriber.open(prefix, deadline=SAFETY) as cache:
+                return [layer async for layer in cache]
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(retrieve())
+            await first.until_asked(lambda: bool(first.asks(events.SubscribeNamespaceReceived)))
+            (asked,) = first.asks(events.SubscribeNamespaceReceived)
+            first.announced = True
+            (peer,) = old.connections
+            peer.goaway(new.url if elsewhere else "", timeout=10.0, request_id=asked.request_id)
+        assert all(same(layer, first.toy) for layer in task.result())
+        assert session.newest is session and session.is_usable
+
+
 async def test_a_segment_that_is_added_while_it_moves(files: PemFiles) -> None:
     toy = toy_publication((2, 1))
     alone = replace(toy, blocks=[2], segments=toy.segments[:1])

@@ -1,7 +1,8 @@
 """What a publisher sends for one subscription, fill or fetch, octet by octet (MOQT §3, §11).
 
 Each class here is a `Sendable`: the session asks the scheduler for the one that goes next and calls
-`next_piece`, which yields at most one Object, so that priorities hold between any two Objects.
+`next_piece`, which yields a bounded run of Objects that have one place in the order, so that
+priorities hold between any two Objects.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class ObjectSender(ABC):
 
     @abstractmethod
     def next_piece(self, limit: int, now: float) -> Piece | None:
-        """Octets to send now: at most one Object, and ``limit`` octets of its payload.
+        """Octets to send now: Objects of one place in the order, ``limit`` octets of payload.
 
         Returns:
             None where there is nothing to send before `wake`; or, with `has_more`, where the place
@@ -214,15 +215,15 @@ class SubgroupSender(ObjectSender):
                     self._index += 1
                     self._omitted = True  # its rest never came
                     continue
-                if self._starts_new_stream(stored):
-                    self.continues_at = self._index
-                    return Piece(data, reset=StreamCode.CANCELLED)
-                if self.track.expired(stored, now) or stored.is_late(self.timeouts.object, now):
-                    self.may_reopen = False
-                    return Piece(data, reset=StreamCode.DELIVERY_TIMEOUT)
+                code = self._reset_before(stored, now)
+                if code is not None:
+                    # A reset takes back what was not sent yet: what is due goes ahead of it.
+                    return Piece(data) if data else self._reset(code)
                 data.extend(self._object_start(stored))
                 self._current = stored
-            self._offset = self._payload(stored, self._offset, limit, data)
+            before = self._offset
+            self._offset = self._payload(stored, before, limit, data)
+            limit -= self._offset - before
             if self._offset < stored.header.payload_length:
                 if stored.failed:
                     if self._index + 1 < len(subgroup.objects):
@@ -235,7 +236,8 @@ class SubgroupSender(ObjectSender):
             self._offset = 0
             self._current = None
             self._count(stored)
-            break
+            if limit <= 0:
+                break
         return self._ending(data)
 
     @property
@@ -273,8 +275,20 @@ class SubgroupSender(ObjectSender):
             self._omitted = True  # FIN would name another last Object of the Group
         return False
 
-    def _starts_new_stream(self, stored: StoredObject) -> bool:
-        return self._encoder is not None and not stored.continues
+    def _reset_before(self, stored: StoredObject, now: float) -> int | None:
+        """The code to reset the stream with instead of sending an Object; None to send it."""
+        if self._encoder is not None and not stored.continues:
+            return StreamCode.CANCELLED
+        if self.track.expired(stored, now) or stored.is_late(self.timeouts.object, now):
+            return StreamCode.DELIVERY_TIMEOUT
+        return None
+
+    def _reset(self, code: int) -> Piece:
+        if code == StreamCode.CANCELLED:
+            self.continues_at = self._index
+        else:
+            self.may_reopen = False
+        return Piece([], reset=code)
 
     def _object_start(self, stored: StoredObject) -> list[Buffer]:
         pieces: list[Buffer] = []
@@ -425,20 +439,28 @@ class RangeSender(ObjectSender):
             if self.key() > place:
                 return Piece(data) if data else None  # others may go first now
             self._start(upcoming, data, now)
-        stored = self._current
-        assert stored is not None
-        self._offset = self._payload(stored, self._offset, limit, data)
-        if self._offset < stored.header.payload_length:
-            if stored.failed:
-                return Piece(data, reset=StreamCode.INTERNAL_ERROR)
-            if self._offset == stored.received:
-                self._waiting = True
-                stored.watch(self)
-            return Piece(data) if data else None
-        self._reader.passed(stored.header.location)
-        self._current, self._offset = None, 0
-        self._count(stored)
-        return Piece(data, fin=self._next(now) is None)
+        while (stored := self._current) is not None:
+            before = self._offset
+            self._offset = self._payload(stored, before, limit, data)
+            limit -= self._offset - before
+            if self._offset < stored.header.payload_length:
+                if stored.failed:
+                    return Piece(data, reset=StreamCode.INTERNAL_ERROR)
+                if self._offset == stored.received:
+                    self._waiting = True
+                    stored.watch(self)
+                return Piece(data) if data else None
+            self._reader.passed(stored.header.location)
+            self._current, self._offset = None, 0
+            self._count(stored)
+            before_next = (self._priority, self._group_id)
+            following = self._next(now)
+            if following is None:
+                return Piece(data, fin=True)
+            if limit > 0 and isinstance(following, StoredObject):
+                if (self._priority, self._group_id) == before_next:
+                    self._start(following, data, now)
+        return Piece(data)
 
     def _next(self, now: float) -> StoredObject | UnknownRun | None:
         """What goes next, past what is not sent; `key` tells where an Object stands."""

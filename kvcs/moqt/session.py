@@ -397,6 +397,10 @@ class Session:
             if sender.needs_stream and credit.uni_streams() <= 0:
                 self.scheduler.park(sender)
                 return None
+            if sender.needs_stream:
+                # The peer may give a new stream a small window, or none before it has begun: what
+                # the window does not take would wait below us, in the room of other streams.
+                room = min(room, max(1, credit.stream_octets(self._next_uni)))
         else:
             room = min(room, credit.stream_octets(sender.stream_id))
             if room <= 0:

@@ -298,12 +298,7 @@ class Connection(Tenure):
         transport = self.transport
         if action.stream_id & 2:
             self._stream_wait.sent(action.stream_id)
-        if not action.data:
-            transport.send(action.stream_id, b"", action.fin)
-            return
-        last = len(action.data) - 1
-        for index, octets in enumerate(action.data):
-            transport.send(action.stream_id, octets, action.fin and index == last)
+        transport.send_all(action.stream_id, action.data, action.fin)
 
     def _arm(self) -> None:
         due = self.core.next_timer()

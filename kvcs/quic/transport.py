@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,6 +69,12 @@ class Transport(Protocol):
 
     def send(self, stream_id: int, data: Buffer, fin: bool) -> None:
         """Queue octets on a stream, which a first call opens; the octets are copied."""
+
+    def send_all(self, stream_id: int, parts: Sequence[Buffer], fin: bool) -> None:
+        """Queue octets that lie in several places, as one `send` of all of them would.
+
+        They are not copied: they must not change until the peer has acknowledged them.
+        """
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our sending direction early; quiet when it has ended already."""

@@ -42,14 +42,14 @@ class Sent:
     def hold(self) -> None:
         """Give no credit for Objects from now on, and note what is handed over."""
         transport: Any = self.connection.transport
-        self._octets, send = transport.octets, transport.send
+        self._octets, send_all = transport.octets, transport.send_all
         transport.octets = lambda: 0
 
-        def noting(stream_id: int, data: Any, fin: bool) -> None:
-            self._note(stream_id, memoryview(bytes(data)))
-            send(stream_id, data, fin)
+        def noting(stream_id: int, parts: Any, fin: bool) -> None:
+            self._note(stream_id, memoryview(b"".join(parts)))
+            send_all(stream_id, parts, fin)
 
-        transport.send = noting
+        transport.send_all = noting
 
     def release(self) -> None:
         """Give credit again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
@@ -100,8 +101,15 @@ class AioquicTransport(ConnectionDriver):
         Raises:
             UsageError: the stream is not ours to write, its ID is not the next, or it had a FIN.
         """
+        self.send_all(stream_id, (bytes(data),), fin)
+
+    def send_all(self, stream_id: int, parts: Sequence[Buffer], fin: bool) -> None:
+        """Queue octets that lie in several places; see `send`.
+
+        They are not copied: they must stay as they are until the peer has acknowledged them.
+        """
         if self._phase is Phase.OPEN:
-            self._quic.write(stream_id, data, fin)
+            self._quic.write(stream_id, parts, fin)
             if self._quic.held > self._budget.highest + self._settings.control_backlog:
                 self.end(CONTROL_MESSAGE_TIMEOUT, "control messages are not taken")
 

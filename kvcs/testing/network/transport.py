@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvcs.errors import UsageError
@@ -172,6 +172,10 @@ class ModelTransport(ModelConnection):
         self._ready[stream_id] = None
         if self._held > self._settings.send_buffer + self._settings.control_backlog:
             self.close(SessionCode.CONTROL_MESSAGE_TIMEOUT, "control messages are not taken")
+
+    def send_all(self, stream_id: int, parts: Sequence[Buffer], fin: bool) -> None:
+        """See `Transport`."""
+        self.send(stream_id, b"".join(parts), fin)
 
     def reset(self, stream_id: int, code: int) -> None:
         """See `Transport`."""

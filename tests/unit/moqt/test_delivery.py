@@ -35,14 +35,17 @@ def test_a_subgroup_goes_out_whole_with_fin(limit: int) -> None:
     assert piece == Piece([subgroup_stream(HEADER, 0, 1, end)], fin=True)
 
 
-def test_a_piece_holds_at_most_one_object_and_the_limit_of_its_payload() -> None:
+def test_a_piece_holds_objects_up_to_the_limit_of_their_payload() -> None:
     source = track()
-    put_group(source, 0, 2)
+    put_group(source, 0, 3)
     sender = live(source)
+    one, two = payload(Location(0, 0)), payload(Location(0, 1))
     first = sender.next_piece(5, 0.0)
-    assert octets(first).endswith(payload(Location(0, 0))[:5])
-    second = sender.next_piece(100, 0.0)
-    assert octets(second) == payload(Location(0, 0))[5:]
+    assert octets(first).endswith(one[:5])
+    second = sender.next_piece(len(one) - 5 + 3, 0.0)
+    assert octets(second).startswith(one[5:]) and octets(second).endswith(two[:3])
+    third = sender.next_piece(len(two) - 3, 0.0)
+    assert octets(third) == two[3:]
     assert sender.has_more
 
 
@@ -91,7 +94,7 @@ def test_a_start_that_moved_past_objects_of_an_open_stream_resets_it() -> None:
     source = track()
     put_group(source, 0, 3)
     sender = live(source)
-    sender.next_piece(MANY, 0.0)
+    sender.next_piece(len(payload(Location(0, 0))), 0.0)
     sender.span = Range(Location(0, 2), None)
     piece = drain(sender)
     assert piece.reset == StreamCode.CANCELLED
@@ -118,7 +121,7 @@ def test_filters_that_come_behind_the_end_of_group_bit_reset_the_stream() -> Non
     source = track()
     put_group(source, 0, 3)
     sender = live(source)
-    sender.next_piece(MANY, 0.0)
+    sender.next_piece(len(payload(Location(0, 0))), 0.0)
     sender.filters = of(objectid_filter=RangeFilter(0, ((0, 1),)))
     assert drain(sender).reset == StreamCode.CANCELLED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
@@ -18,6 +18,7 @@ from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
+from kvcs.quic.aioquic_backend.private.sending import Octets, SendBuffer
 from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, QuicSettings
 
 MAX_REASON_OCTETS: Final = 512
@@ -132,8 +133,10 @@ class Connection(ReceivingConnection):
         opened = self._next_stream_id(unidirectional) // 4
         return max(0, self._remote_streams(unidirectional) - opened)
 
-    def write(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool) -> None:
-        """Queue octets on a stream, copying them; quiet where the stream was reset or is over.
+    def write(self, stream_id: int, parts: Iterable[Octets], fin: bool) -> None:
+        """Queue octets on a stream; quiet where the stream was reset or is over.
+
+        They are not copied, and must not change until they are acknowledged.
 
         Raises:
             UsageError: the stream is not ours to write, its ID is out of order, or it had a FIN.
@@ -147,12 +150,21 @@ class Connection(ReceivingConnection):
             return
         elif stream.sender._buffer_fin is not None:
             raise UsageError(f"stream {stream_id} has had its FIN: nothing can follow")
-        if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1):
-            data = data.cast("B")  # the library trusts len(), which counts rows, not octets
-        self.send_stream_data(stream_id, cast(bytes, data), end_stream=fin)
-        size = len(data)
+        sender = self._get_or_create_stream_for_send(stream_id).sender
+        buffer: Any = sender._buffer
+        if not isinstance(buffer, SendBuffer):
+            buffer = sender._buffer = cast(Any, SendBuffer())  # nothing was written before
+        size = buffer.extend(parts)
+        if size:
+            # What the library's `write` does but for the octets themselves.
+            stop = sender._buffer_stop + size
+            sender.buffer_is_empty = False
+            sender._pending.add(sender._buffer_stop, stop)
+            sender._buffer_stop = stop
+        if fin:
+            sender.write(b"", end_stream=True)
         if size or fin:
-            self._senders[stream_id] = self._streams[stream_id].sender
+            self._senders[stream_id] = sender
             self._held += size
             self._fins += fin and not size
             self._data_credit -= size

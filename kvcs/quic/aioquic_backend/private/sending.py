@@ -1,0 +1,83 @@
+"""Reaches on the sending side: octets of a stream stay where they lie until they are sent."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+Octets = bytes | bytearray | memoryview
+
+SMALL_OCTETS = 1024
+"""Pieces up to this size are joined with small ones before them: headers come in two or three."""
+
+
+class SendBuffer:
+    """Octets of a stream that wait to be sent or acknowledged, as views of where they lie.
+
+    It takes the place of the library's bytearray, which copies octets in, moves all that waits
+    again and again while it grows, and copies twice on the way out. The library appends, copies a
+    slice out, and deletes from the front; nothing else is here.
+    """
+
+    __slots__ = ("_base", "_parts", "_starts", "_stop")
+
+    def __init__(self) -> None:
+        self._base = 0
+        """Octets that were deleted, so positions in the stream are `_base` more than the index."""
+        self._stop = 0
+        self._parts: list[bytes | memoryview] = []
+        self._starts: list[int] = []
+        """Where each part begins, counted from the first octet ever appended."""
+
+    def __len__(self) -> int:
+        return self._stop - self._base
+
+    def __iadd__(self, octets: Octets) -> SendBuffer:
+        """Append a copy of the octets."""
+        self.extend((bytes(octets),))
+        return self
+
+    def extend(self, parts: Iterable[Octets]) -> int:
+        """Append octets without copying them: they must not change any more.
+
+        Returns:
+            How many those are.
+        """
+        before = self._stop
+        for part in parts:
+            view = part if isinstance(part, (bytes, memoryview)) else memoryview(part)
+            if isinstance(view, memoryview) and (view.itemsize != 1 or view.ndim != 1):
+                view = view.cast("B")  # len() would count rows, not octets
+            size = len(view)
+            if not size:
+                continue
+            last = self._parts[-1] if self._parts else None
+            if size <= SMALL_OCTETS and isinstance(last, bytes) and len(last) <= SMALL_OCTETS:
+                self._parts[-1] = last + view
+            else:
+                self._parts.append(bytes(view) if size <= SMALL_OCTETS else view)
+                self._starts.append(self._stop)
+            self._stop += size
+        return self._stop - before
+
+    def __getitem__(self, where: slice) -> bytes:
+        """A copy of octets ``where.start`` to ``where.stop``, both within the buffer."""
+        start, stop = self._base + where.start, self._base + where.stop
+        index = bisect_right(self._starts, start) - 1
+        pieces: list[bytes | memoryview] = []
+        while start < stop:
+            part, at = self._parts[index], start - self._starts[index]
+            piece = memoryview(part)[at : at + stop - start]
+            pieces.append(piece)
+            start += len(piece)
+            index += 1
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+    def __delitem__(self, where: slice) -> None:
+        """Drop the octets before ``where.stop``."""
+        self._base += where.stop
+        gone = bisect_right(self._starts, self._base) - 1
+        if self._base == self._stop:
+            gone = len(self._parts)
+        if gone > 0:
+            del self._parts[:gone], self._starts[:gone]

@@ -7,7 +7,7 @@ import hmac
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
@@ -303,6 +303,89 @@ class Payload:
         return [memoryview(self.header.pack()), *self.data]
 
 
+class EncodedBlock(NamedTuple):
+    """One Object's payload as it goes out."""
+
+    parts: tuple[memoryview, ...]
+    """The payload in pieces, header first; nobody may change them until they are sent."""
+
+    octets: int
+    """Octets of the whole payload."""
+
+    digest: bytes
+    """SHA-256 of Data, to be listed in the manifest."""
+
+
+class BlockEncoder:
+    """Encodes the blocks of one track; what they have in common is worked out once.
+
+    Args:
+        track: names component, codec and segment.
+        first_block: absolute index of the segment's first block.
+        descriptor: the geometry.
+        max_data_octets: largest Data that is published.
+    """
+
+    def __init__(
+        self, track: DataTrack, first_block: int, descriptor: Descriptor, max_data_octets: int
+    ) -> None:
+        self.codec = codecs.lookup(track.codec)
+        """Codec of the track."""
+        self.layout = descriptor.layout(track.component)
+        """Sections of one block."""
+        self._component = track.component.number
+        self._first_block = first_block
+        self._tokens = descriptor.block_tokens
+        self._expected = self.codec.data_octets(self.layout)
+        self._max = max_data_octets
+
+    def encode(self, location: Location, sections: Sequence[npt.NDArray[Any]]) -> EncodedBlock:
+        """Encode and hash one block.
+
+        Args:
+            location: Group ID is the layer, Object ID the block.
+            sections: one array per section, shaped and typed as the layout says.
+
+        Raises:
+            UsageError: the codec's Data has another length than it promises or is beyond the
+                limit, or an array is not C-contiguous. Exceptions of the codec itself pass
+                through.
+        """
+        layer, block = location
+        pieces = self.codec.encode(sections, self.layout)
+        data = tuple([memoryview(piece).cast("B") for piece in pieces])
+        length = sum(map(len, data))
+        if self._expected is not None and length != self._expected:
+            raise UsageError(
+                f"codec {self.codec.name} made {length} octets of Data for layer {layer} block"
+                f" {block}, expected {self._expected}"
+            )
+        if length > self._max:
+            raise UsageError(
+                f"Data of {length} octets is above the limit of {self._max}; use smaller blocks"
+            )
+        hashed = hashlib.sha256(data[0]) if data else hashlib.sha256()
+        for piece in data[1:]:
+            hashed.update(piece)
+        digest = hashed.digest()
+        start = (self._first_block + block) * self._tokens
+        header = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self._component,
+            0,
+            layer,
+            block,
+            start,
+            self._tokens,
+            self.codec.number,
+            0,
+            length,
+            digest,
+        )
+        return EncodedBlock((memoryview(header), *data), HEADER_OCTETS + length, digest)
+
+
 def build_payload(
     track: DataTrack,
     location: Location,
@@ -342,30 +425,6 @@ def build_payload(
         as_host_array(section, layout.dtype, tuple(shape), f"{name} of layer {location.group}")
         for name, section, shape in zip(names, sections, layout.shapes, strict=True)
     ]
-    codec = codecs.lookup(track.codec)
-    data = tuple(memoryview(piece).cast("B") for piece in codec.encode(arrays, layout))
-    length = sum(len(piece) for piece in data)
-    expected = codec.data_octets(layout)
-    if expected is not None and length != expected:
-        raise UsageError(
-            f"codec {codec.name} made {length} octets of Data for layer {location.group} block"
-            f" {location.object}, expected {expected}"
-        )
-    if length > max_data_octets:
-        raise UsageError(
-            f"Data of {length} octets is above the limit of {max_data_octets}; use smaller blocks"
-        )
-    digest = hashlib.sha256()
-    for piece in data:
-        digest.update(piece)
-    header = PayloadHeader(
-        component=track.component.number,
-        layer=location.group,
-        block=location.object,
-        token_start=(first_block + location.object) * descriptor.block_tokens,
-        token_count=descriptor.block_tokens,
-        codec=codec.number,
-        data_length=length,
-        data_digest=digest.digest(),
-    )
-    return Payload(header, data)
+    encoder = BlockEncoder(track, first_block, descriptor, max_data_octets)
+    encoded = encoder.encode(location, arrays)
+    return Payload(PayloadHeader.unpack(encoded.parts[0]), encoded.parts[1:])

@@ -348,9 +348,10 @@ class Track:
 
     def wake(self) -> None:
         """Wake all who wait for the Track."""
-        watchers, self._watchers = self._watchers, {}
-        for watcher in watchers:
-            watcher.wake()
+        if self._watchers:
+            watchers, self._watchers = self._watchers, {}
+            for watcher in watchers:
+                watcher.wake()
 
     # Leaving
 
@@ -423,7 +424,8 @@ class Track:
         group.octets += stored.octets
         self.octets += stored.octets
         group.used = self.budget.tick()
-        self.known.add(location, location)
+        if location not in self.known:
+            self.known.add(location, location)
         if not stored.complete:
             stored.grow = partial(self._grow, group, stored)
 

@@ -7,6 +7,8 @@ import os
 import tempfile
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvcs.errors import StoreFull, UsageError
 from kvcs.moqt.stored import StoreBudget
 
@@ -70,7 +72,8 @@ class LayerMemory:
                     raise full from None
         else:
             self.budget.reserve(octets)
-        return Room(memoryview(bytearray(octets)), octets)
+        # Not zeroed, and paged in where it is written to: in the thread that copies, not here.
+        return Room(np.empty(octets, np.uint8).data, octets)
 
     def _fits(self, octets: int) -> bool:
         part, whole = COPIES_SHARE

@@ -14,10 +14,9 @@ from kvcs.kv import (
     RAW,
     Component,
     DataTrack,
-    Payload,
     as_host_array,
-    build_payload,
 )
+from kvcs.kv.payload import BlockEncoder, EncodedBlock
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
@@ -197,46 +196,46 @@ class Segment:
 
     def _prepare(
         self, layer: int, held: Sequence[Array], source: Sequence[Array]
-    ) -> list[list[Payload]]:
+    ) -> list[list[EncodedBlock]]:
         """Copy, encode and hash each block, once; returns payloads by track and block."""
-        for place, array in zip(held, source, strict=True):
-            if place is not array:
-                np.copyto(place, array, casting="no")
-        size = self._descriptor.block_tokens
-        by_component = {Component.K: held[:1], Component.V: held[1:], Component.KV: held}
+        pairs = tuple(zip(held, source, strict=True))
+        by_component = {Component.K: pairs[:1], Component.V: pairs[1:], Component.KV: pairs}
         return [
-            [
-                build_payload(
-                    track,
-                    Location(layer, block),
-                    [
-                        array[block * size : (block + 1) * size]
-                        for array in by_component[track.component]
-                    ],
-                    first_block=self.first_block,
-                    descriptor=self._descriptor,
-                    max_data_octets=self._publication.max_data_octets,
-                )
-                for block in range(self.blocks)
-            ]
-            for track in self.track_names
+            self._encode(layer, name, by_component[name.component]) for name in self.track_names
         ]
 
-    def _send(self, layer: int, payloads: list[list[Payload]]) -> None:
+    def _encode(
+        self, layer: int, name: DataTrack, arrays: Sequence[tuple[Array, Array]]
+    ) -> list[EncodedBlock]:
+        encoder = BlockEncoder(
+            name, self.first_block, self._descriptor, self._publication.max_data_octets
+        )
+        size = self._descriptor.block_tokens
+        encoded: list[EncodedBlock] = []
+        for block in range(self.blocks):
+            sections: list[Array] = []
+            for held, source in arrays:
+                section = held[block * size : (block + 1) * size]
+                if held is not source:
+                    # Block by block: it is hashed while it is in the processor's cache.
+                    np.copyto(section, source[block * size : (block + 1) * size], casting="no")
+                sections.append(section)
+            encoded.append(encoder.encode(Location(layer, block), sections))
+        return encoded
+
+    def _send(self, layer: int, payloads: list[list[EncodedBlock]]) -> None:
         publication = self._publication
         now, layers = publication.now, self._descriptor.layers
         priority = layer_priority(layer, layers)
         for name, blocks in zip(self.track_names, payloads, strict=True):
             track = self._tracks[name.component]
-            for block, payload in enumerate(blocks):
-                header = ObjectHeader(
-                    layer, block, 0, priority, ObjectStatus.NORMAL, b"", payload.octets
-                )
-                track.publish(header, tuple(payload.parts()), now, end_of_group=True, octets=0)
+            for block, (parts, octets, _) in enumerate(blocks):
+                header = ObjectHeader(layer, block, 0, priority, ObjectStatus.NORMAL, b"", octets)
+                track.publish(header, parts, now, end_of_group=True, octets=0)
                 self.objects += 1
-                self.octets += payload.octets
+                self.octets += octets
             self._status(track, layer, self.blocks, priority, ObjectStatus.END_OF_GROUP)
-            publication.writer.add_group(name, [payload.header.data_digest for payload in blocks])
+            publication.writer.add_group(name, [block.digest for block in blocks])
         self.layers_put = layer + 1
         if self.complete:
             publication.writer.complete(self.number)

@@ -13,6 +13,7 @@ from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix, overlaps
 from kvcs.moqt.offers import initial_settings
 from kvcs.moqt.parameters import REPEATABLE, Parameters, ParameterType
 from kvcs.moqt.prefixes import PREFIX_KINDS, prefix_of
+from kvcs.moqt.publishing import ForwardHandler
 from kvcs.moqt.requests import Kind, Request, State
 from kvcs.moqt.store import Track
 
@@ -118,7 +119,18 @@ class AskedPrefixes:
             return False
         return RangeFilters.of(settings.items).for_track(track.properties) is not None
 
-    def offer(self, request_id: int, track: Track, on_unknown: UnknownHandler | None) -> int | None:
+    def forwards(self, request_id: int) -> bool:
+        """Whether a SUBSCRIBE_TRACKS wants the Objects of its Tracks at once."""
+        settings = self._settings.get(request_id)
+        return settings is not None and settings.get(ParameterType.FORWARD, 1) == 1
+
+    def offer(
+        self,
+        request_id: int,
+        track: Track,
+        on_unknown: UnknownHandler | None,
+        before_forward: ForwardHandler | None,
+    ) -> int | None:
         """PUBLISH a Track to a SUBSCRIBE_TRACKS that selects it; PUBLISH_SKIPPED where that fails.
 
         Returns:
@@ -133,7 +145,7 @@ class AskedPrefixes:
         filters = RangeFilters.of(settings.items).for_track(track.properties) or RangeFilters()
         parameters = _with_filters(initial_settings(settings), filters)
         try:
-            offer = self._session.offers.publish(track, parameters, on_unknown)
+            offer = self._session.offers.publish(track, parameters, on_unknown, before_forward)
         except UsageError:
             self.skip(request_id, track.name)
             return None

@@ -21,6 +21,7 @@ from kvcs.moqt.properties import (
     check_track_properties,
     find_property,
 )
+from kvcs.moqt.publishing import ForwardHandler
 from kvcs.moqt.requests import Request, State
 from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken
@@ -64,7 +65,11 @@ class Offers:
     # Ours
 
     def publish(
-        self, track: Track, parameters: Parameters, on_unknown: UnknownHandler | None
+        self,
+        track: Track,
+        parameters: Parameters,
+        on_unknown: UnknownHandler | None,
+        before_forward: ForwardHandler | None = None,
     ) -> int:
         """PUBLISH a Track; returns the Request ID. See `Requester.publish`.
 
@@ -94,6 +99,7 @@ class Offers:
             delivery = session.deliveries.prepare(
                 request.request_id, track, alias, parameters, largest, on_unknown
             )
+            delivery.before_forward = before_forward
             session.deliveries.follow(delivery)
             session.asked_prefixes.begun(request.request_id)
             delivery.check_drained()

@@ -30,6 +30,12 @@ TIMEOUT_LOOK_SECONDS = 5.0
 refers to stays in memory until it is due."""
 
 
+ForwardHandler = Callable[[], bool]
+"""Asked before a paused subscription goes on: True where that may be at once; False where the
+update has to wait, until `Responder.forward_ready` says so. A relay has its own upstream resumed
+first, so that the Largest Object in its answer is where the delivery begins."""
+
+
 class SubscriptionHost(Host, Protocol):
     """What a session offers to the subscriptions that it serves."""
 
@@ -100,6 +106,8 @@ class SubscriptionDelivery:
         self.ended = False
         self.done_due = 0.0
         """Not before this time PUBLISH_DONE is sent, in the session's clock."""
+        self.before_forward: ForwardHandler | None = None
+        """Asked when the subscriber resumes it; see `ForwardHandler`."""
         self._on_unknown = on_unknown
         self._filter = location_filter(parameters)
         self._filters = RangeFilters.of(parameters.items)
@@ -113,6 +121,11 @@ class SubscriptionDelivery:
     def _resolve(self, largest: Location | None) -> Range:
         chosen = LocationFilter.none() if self._filter is None else self._filter
         return chosen.for_subscription(largest)
+
+    def must_wait(self, parameters: Parameters) -> bool:
+        """Whether an update resumes it before what it resumes is there."""
+        resumes = not self.forward and parameters.get(ParameterType.FORWARD) == 1
+        return resumes and self.before_forward is not None and not self.before_forward()
 
     @property
     def filters(self) -> RangeFilters:

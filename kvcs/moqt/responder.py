@@ -30,9 +30,7 @@ from kvcs.moqt.messages import Message
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.publishing import (
-    location_filter,
-)
+from kvcs.moqt.publishing import ForwardHandler, location_filter
 from kvcs.moqt.ranges import fetch_end, fetch_span
 from kvcs.moqt.requests import Kind, Request, State
 from kvcs.moqt.store import Track
@@ -143,6 +141,7 @@ class Responder:
         on_unknown: UnknownHandler | None = None,
         *,
         expires_ms: int | None = None,
+        before_forward: ForwardHandler | None = None,
     ) -> None:
         """SUBSCRIBE_OK: deliver a Track from now on, and the fill that was asked for (§9.7).
 
@@ -155,6 +154,7 @@ class Responder:
             now: the caller's clock, seconds.
             on_unknown: asked for Objects of the past that the Track does not know.
             expires_ms: when this endpoint will end it, in milliseconds; None names no time.
+            before_forward: asked before it is resumed; see `ForwardHandler`.
         """
         self._session.tell_time(now)
         request = self._pending(request_id)
@@ -174,6 +174,7 @@ class Responder:
         stated = largest_object(largest).replace(expires=expires_ms)
         if not self._reply(request, messages.SubscribeOk(alias, stated, properties)):
             return
+        delivery.before_forward = before_forward
         deliveries.follow(delivery)
         fill: Parameters | None = message.parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
@@ -289,8 +290,16 @@ class Responder:
         if request is not None and not request.ours:
             self._session.cancel_request(request, code)
 
+    def forward_ready(self, request_id: int) -> None:
+        """Let a subscription go on whose `ForwardHandler` has put that off; else quiet."""
+        self._session.updates.forward_ready(request_id)
+
     def publish_tracks(
-        self, request_id: int, track: Track, on_unknown: UnknownHandler | None = None
+        self,
+        request_id: int,
+        track: Track,
+        on_unknown: UnknownHandler | None = None,
+        before_forward: ForwardHandler | None = None,
     ) -> int | None:
         """PUBLISH a Track to a SUBSCRIBE_TRACKS of the peer, with the settings it names (§9.18).
 
@@ -299,7 +308,7 @@ class Responder:
         Returns:
             The Request ID of the PUBLISH; None where the Track is not selected or was skipped.
         """
-        return self._session.asked_prefixes.offer(request_id, track, on_unknown)
+        return self._session.asked_prefixes.offer(request_id, track, on_unknown, before_forward)
 
     def publish_skipped(self, request_id: int, name: FullTrackName) -> None:
         """PUBLISH_SKIPPED: a SUBSCRIBE_TRACKS will get no PUBLISH of a Track (§9.19)."""

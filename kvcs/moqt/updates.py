@@ -39,7 +39,9 @@ class Updates:
         self._held: dict[int, list[messages.RequestUpdate]] = {}
         """Updates of the peer that wait for an answer of ours that goes out before theirs."""
         self._asked: dict[int, messages.RequestUpdate] = {}
-        """Updates that the application is to judge, one for each request."""
+        """Updates that wait for the application, one for each request."""
+        self._unready: dict[int, int | None] = {}
+        """Those of them that it has judged, and that wait for what they resume; with EXPIRES."""
 
     # Ours
 
@@ -145,7 +147,7 @@ class Updates:
         if request is None or request.state is State.TERMINATED:
             return  # the peer has cancelled it meanwhile
         update = self._asked.get(request_id)
-        if update is None or update.request_id != update_id:
+        if update is None or update.request_id != update_id or request_id in self._unready:
             raise UsageError(f"update {update_id} of request {request_id} was answered already")
         del self._asked[request_id]
         if refusal is None:
@@ -154,8 +156,18 @@ class Updates:
             self._fail(request, refusal)
         self.take_held(request)
 
+    def forward_ready(self, request_id: int) -> None:
+        """What a subscription is resumed for is there: the update that waited for it is applied."""
+        request = self._session.requests.get(request_id)
+        if request is None or request_id not in self._unready:
+            return
+        expires_ms = self._unready.pop(request_id)
+        self._apply(request, self._asked.pop(request_id), expires_ms, ready=True)
+        self.take_held(request)
+
     def forget(self, request_id: int) -> None:
         """A request is over."""
+        self._unready.pop(request_id, None)
         self._held.pop(request_id, None)
         self._asked.pop(request_id, None)
 
@@ -180,9 +192,19 @@ class Updates:
             self._apply(request, update)
 
     def _apply(
-        self, request: Request, update: messages.RequestUpdate, expires_ms: int | None = None
+        self,
+        request: Request,
+        update: messages.RequestUpdate,
+        expires_ms: int | None = None,
+        *,
+        ready: bool = False,
     ) -> None:
         session, reply = self._session, Parameters()
+        delivery = session.deliveries.subscription(request.request_id)
+        if not ready and delivery is not None and delivery.must_wait(update.parameters):
+            self._asked[request.request_id] = update
+            self._unready[request.request_id] = expires_ms
+            return
         try:
             if request.kind in _DELIVERED:
                 reply = session.deliveries.update(request, update)

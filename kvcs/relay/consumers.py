@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError
@@ -47,16 +48,45 @@ class Consumers:
         """Whether a request has no answer yet."""
         return bool(self._waiting)
 
+    def forwards(self, request: Waiting) -> bool:
+        """Whether a request needs what is published, or what upstream knows of it."""
+        if request.ask is Ask.SUBSCRIBE:
+            return bool(request.parameters.get(ParameterType.FORWARD, 1))
+        if request.ask is Ask.PUBLISH:
+            session = self._hub.session(request.place.session)
+            return session is not None and session.asked_prefixes.forwards(request.place.request_id)
+        return True
+
+    @property
+    def forwarding(self) -> bool:
+        """Whether a subscription that is served, or soon will be, is not paused."""
+        for place, ask in self._served.items():
+            session = self._hub.session(place.session)
+            if session is None or ask not in (Ask.SUBSCRIBE, Ask.PUBLISH):
+                continue
+            delivery = session.deliveries.subscription(place.request_id)
+            if delivery is not None:
+                if delivery.forward:
+                    return True
+            elif ask is Ask.PUBLISH and session.requests.get(place.request_id) is not None:
+                return True  # it waits for its stream
+        return False
+
     # Requests that wait
 
-    def hold(self, request: Waiting, seconds: float, now: float) -> None:
-        """Let a request wait for a publisher or for its answer; TIMEOUT when it takes longer."""
+    def hold(self, request: Waiting, seconds: float, now: float) -> bool:
+        """Let a request wait for a publisher or for its answer; TIMEOUT when it takes longer.
+
+        Returns:
+            False where too many wait, and it was refused.
+        """
         if len(self._waiting) >= self._hub.limits.max_waiting_per_track:
             error = RequestError("too many requests wait", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
             self.refuse(request, error)
-            return
+            return False
         self._waiting.append(request)
         self._limit(request, seconds, now)
+        return True
 
     def publisher_asked(self, now: float) -> None:
         """A publisher is there: who waits now waits for its answer, however long it waited."""
@@ -113,6 +143,9 @@ class Consumers:
             responder.answer_track_status(place.request_id, track)
             self._hub.unbind(place)
             return
+        if request.ask is Ask.FORWARD:
+            responder.forward_ready(place.request_id)
+            return
         if request.ask is Ask.PUBLISH:
             self._publish(place, session)
             return
@@ -128,7 +161,12 @@ class Consumers:
             stats.subscribes += 1
             expires_ms = self._hub.expires_ms(place)
             responder.accept_subscribe(
-                place.request_id, track, now, on_unknown, expires_ms=expires_ms
+                place.request_id,
+                track,
+                now,
+                on_unknown,
+                expires_ms=expires_ms,
+                before_forward=partial(self._owner.may_forward, place),
             )
         else:
             stats.fetches += 1
@@ -154,9 +192,13 @@ class Consumers:
         """Refuse a request."""
         request.stop_waiting()
         session = self._hub.session(request.place.session)
-        if request.ask is Ask.PUBLISH:
-            if session is not None:
+        if request.ask in (Ask.PUBLISH, Ask.FORWARD):
+            if session is None:
+                return
+            if request.ask is Ask.PUBLISH:
                 session.responder.publish_skipped(request.place.request_id, self._owner.name)
+            else:
+                session.responder.forward_ready(request.place.request_id)
             return
         self._hub.unbind(request.place)
         if session is not None:
@@ -199,13 +241,18 @@ class Consumers:
     def _publish(self, place: Place, session: Session) -> None:
         owner, stats = self._owner, self._hub.stats
         offer = session.responder.publish_tracks(
-            place.request_id, owner.track, owner.retriever.on_unknown
+            place.request_id,
+            owner.track,
+            owner.retriever.on_unknown,
+            lambda: owner.may_forward(Place(place.session, self._offered[place] or 0)),
         )
         if offer is not None:
             stats.published += 1
             self._offered[place] = offer
             self._sweep()
-            self._served[Place(place.session, offer)] = Ask.PUBLISH
+            served = Place(place.session, offer)
+            self._served[served] = Ask.PUBLISH
+            self._hub.bind_downstream(served, owner)
             self._hub.report("publishing", track=str(owner.name), session=place.session)
 
     def end_offer(self, place: Place, status: int, reason: str) -> None:

@@ -113,6 +113,8 @@ class RelayCore:
             track = peer.upstream.get(event.request_id)
             if track is not None:
                 track.event(Place(key, event.request_id), event, now)
+            elif (track := peer.downstream.get(event.request_id)) is not None:
+                track.downstream_event(Place(key, event.request_id), event, now)
         self._run_soon(now)
 
     def session_closed(self, key: int, closed: events.SessionClosed, now: float) -> None:
@@ -203,6 +205,12 @@ class RelayCore:
         peer = self._peers.get(place.session)
         if peer is not None:
             peer.upstream[place.request_id] = track
+
+    def bind_downstream(self, place: Place, track: RelayTrack) -> None:
+        """A PUBLISH of ours is served from ``track``."""
+        peer = self._peers.get(place.session)
+        if peer is not None:
+            peer.downstream[place.request_id] = track
 
     def unbind(self, place: Place) -> None:
         """A request, of ours or of the peer, is over."""

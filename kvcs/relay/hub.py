@@ -38,6 +38,9 @@ class Hub(Protocol):
     def bind(self, place: Place, track: RelayTrack) -> None:
         """Events of this request concern ``track``, until `unbind`."""
 
+    def bind_downstream(self, place: Place, track: RelayTrack) -> None:
+        """A PUBLISH of ours is served from ``track``, until `unbind`."""
+
     def unbind(self, place: Place) -> None:
         """The request is over."""
 

@@ -16,7 +16,7 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import RequestOk, SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.properties import KeyValues, Property, find_property
 from kvcs.relay.hub import Hub
 from kvcs.relay.namespaces import Place
 from kvcs.relay.upstream import Retrieval, Upstream
@@ -37,6 +37,8 @@ class Sources:
         self._hub = hub
         self._owner = owner
         self._upstreams: dict[Place, Upstream] = {}
+        self._new_group: tuple[int, int | None] | None = None
+        """NEW_GROUP_REQUEST that was sent, and the largest Group at that time."""
 
     def __bool__(self) -> bool:
         """Whether there is any, established or not."""
@@ -143,6 +145,29 @@ class Sources:
         if upstream.flowing:
             owner.consumers.answer_waiting(now)
         owner.check_idle_soon()
+
+    def ask_new_group(self, parameters: Parameters) -> None:
+        """Hand a NEW_GROUP_REQUEST on, unless an equal or larger one is outstanding (§7)."""
+        value: int | None = parameters.get(ParameterType.NEW_GROUP_REQUEST)
+        track = self._owner.track
+        if value is None or find_property(track.properties, Property.DYNAMIC_GROUPS) != 1:
+            return
+        largest = None if track.largest is None else track.largest.group
+        if value and largest is not None and value <= largest:
+            return  # there is such a Group already
+        if self._new_group is not None and self._new_group[1] == largest:
+            if self._new_group[0] >= value:
+                return
+        self._new_group = (value, largest)
+        for place, upstream in self._upstreams.items():
+            session = self._hub.session(place.session)
+            if session is None or not upstream.established:
+                continue
+            try:
+                asked = Parameters.of(new_group_request=value)
+                session.requester.update(place.request_id, asked)
+            except UsageError:
+                continue  # it has ended, or has many updates to answer
 
     # Pausing what was published
 

@@ -73,7 +73,7 @@ class RelayTrack:
     @property
     def needed(self) -> bool:
         """Whether anybody downstream needs what is published."""
-        return self.consumers.waiting or self.track.followed
+        return self.consumers.waiting or self.track.readers > 0 or self.consumers.forwarding
 
     # Downstream requests
 
@@ -81,8 +81,12 @@ class RelayTrack:
         """Answer a downstream request, at once or when upstream has answered (§7)."""
         self._idle_since = None
         consumers, sources, limits = self.consumers, self.sources, self._hub.limits
-        if sources.flowing:
-            sources.resume(now)
+        if request.ask is Ask.SUBSCRIBE and sources.established:
+            sources.ask_new_group(request.parameters)
+        forwards = consumers.forwards(request)
+        if sources.flowing or (sources.established and not forwards):
+            if forwards:
+                sources.resume(now)
             consumers.answer(request, now)
         elif self._in_cache(request):
             consumers.answer(request, now)
@@ -110,6 +114,27 @@ class RelayTrack:
         if session.asked_prefixes.selects(place.request_id, self.track):
             if self.consumers.may_offer(place):
                 self.serve(Waiting(place, Ask.PUBLISH, Parameters()), now)
+
+    def may_forward(self, place: Place) -> bool:
+        """Whether a paused subscription may go on at once, or after its upstream (§7)."""
+        session = self._hub.session(place.session)
+        if session is None or not self.sources:
+            return True
+        now = session.now
+        if not self.sources.flowing:
+            waiting = Waiting(place, Ask.FORWARD, Parameters())
+            if not self.consumers.hold(waiting, self._hub.limits.upstream_wait, now):
+                return True
+        self.sources.resume(now)
+        return self.sources.flowing
+
+    def downstream_event(self, place: Place, event: events.Event, now: float) -> None:
+        """An event of a subscription that is served from here."""
+        if isinstance(event, events.SubscriptionUpdated):
+            self.sources.ask_new_group(event.parameters)
+            self.check_idle_soon()
+        elif isinstance(event, events.RequestRefused | events.RequestCancelled):
+            self.downstream_gone(place, now)
 
     def publisher_came(self, key: int, now: float) -> None:
         """A session announced a namespace that matches: it is asked too, where anybody waits."""
@@ -337,7 +362,7 @@ class RelayTrack:
 
     def check_idle(self, now: float) -> None:
         """Let go of upstream subscriptions that nobody has used for a while, then of the Track."""
-        if self.consumers.waiting or self.track.followed:
+        if self.needed:
             self._idle_since = None
             return
         linger = self._hub.limits.upstream_linger
@@ -347,8 +372,11 @@ class RelayTrack:
                 self._hub.at(now + linger, self.check_idle)
             if now < self._idle_since + linger:
                 return
-            self._cancel_upstreams(StreamCode.CANCELLED, now, published=False)
             self.sources.pause(now)
+            if not self.track.followed:
+                self._cancel_upstreams(StreamCode.CANCELLED, now, published=False)
+        if self.track.followed:
+            return  # by subscriptions that are paused
         self.retriever.cancel(StreamCode.CANCELLED, now)
         self.consumers.release()
         if not self.sources:

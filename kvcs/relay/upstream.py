@@ -33,6 +33,9 @@ class Ask(Enum):
     PUBLISH = auto()
     """A PUBLISH of ours that a SUBSCRIBE_TRACKS is owed."""
 
+    FORWARD = auto()
+    """An update that resumes a subscription which is served."""
+
 
 @dataclass(slots=True, eq=False)
 class Waiting:

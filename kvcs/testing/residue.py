@@ -10,7 +10,7 @@ from kvcs.moqt.store import Track
 _TABLES = {
     "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended", "_given_up"),
     "responder": ("_fetch_requests",),
-    "updates": ("_held", "_asked"),
+    "updates": ("_held", "_asked", "_unready"),
     "offers": ("_ended_early",),
     "deliveries": ("_subscriptions", "_fetches"),
     "receptions": ("_expected", "_done", "_fetch_finished"),

@@ -10,7 +10,7 @@ from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter, RangeFilter
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.settings import RelayLimits
@@ -315,6 +315,137 @@ def test_pausing_and_resuming_at_once_ends_as_it_should() -> None:
     hub.run()
     assert consumer.locations(last) == [(0, 0)]
     assert pusher.updates(request_id) is True
+
+
+def test_who_only_looks_for_tracks_leaves_their_publishers_paused() -> None:
+    hub, pusher = pair()
+    source, request_id = pusher.push(parameters=Parameters.of(forward=0))
+    put_group(source, 0, 2)
+    listener = Listener(hub)
+    listener.ask(forward=0)
+    (published,) = listener.published()
+    assert published.parameters.get(ParameterType.FORWARD) == 0
+    hub.advance(20.0)
+    put_group(source, 1, 1)
+    hub.run()
+    assert pusher.updates(request_id) is False
+    fill = Parameters.of(location_filter=LocationFilter.absolute_start(0, 0))
+    resumed = Parameters.of(forward=1, fill_parameters=fill)
+    listener.end.core.requester.update(published.request_id, resumed)
+    hub.run()
+    assert pusher.updates(request_id) is True
+    (answered,) = listener.end.of(events.RequestUpdateAnswered)
+    assert answered.reply.parameters.get(ParameterType.LARGEST_OBJECT) == Location(1, 1)
+    put_group(source, 2, 1)
+    hub.run()
+    assert sorted(listener.locations()) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+
+
+def test_a_paused_subscribe_leaves_its_publisher_paused_and_is_resumed_in_order() -> None:
+    hub, pusher = pair()
+    source, request_id = pusher.push(parameters=Parameters.of(forward=0))
+    consumer = ConsumerPeer(hub)
+    asked = consumer.subscribe(fill=None, forward=0)
+    assert consumer.accepted(asked) is not None
+    assert pusher.updates(request_id) is False
+    put_group(source, 0, 1)
+    requester = consumer.end.core.requester
+    updates = [
+        requester.update(asked, Parameters.of(forward=1)),
+        requester.update(asked, Parameters.of(subscriber_priority=3)),
+    ]
+    hub.run()
+    answered = consumer.end.of(events.RequestUpdateAnswered)
+    assert [event.update_id for event in answered] == updates
+    assert answered[0].reply.parameters.get(ParameterType.LARGEST_OBJECT) == Location(0, 1)
+    put_group(source, 1, 1)
+    hub.run()
+    assert consumer.locations(asked) == [(1, 0)]
+
+
+def test_a_subscription_that_pauses_lets_its_publisher_pause() -> None:
+    hub, pusher = pair(upstream_linger=5.0)
+    source, request_id = pusher.push()
+    consumer = ConsumerPeer(hub)
+    asked = consumer.subscribe(fill=None)
+    requester = consumer.end.core.requester
+    requester.update(asked, Parameters.of(forward=0))
+    hub.advance(6.0)
+    assert pusher.updates(request_id) is False
+    requester.update(asked, Parameters.of(forward=1))
+    hub.run()
+    put_group(source, 0, 1)
+    hub.run()
+    assert consumer.locations(asked) == [(0, 0)]
+    hub.advance(20.0)
+    assert pusher.updates(request_id) is True
+
+
+@pytest.mark.parametrize("end", ["publisher", "consumer", "relay"])
+def test_an_update_that_waits_for_upstream_ends_with_either(end: str) -> None:
+    hub, pusher = pair()
+    _, request_id = pusher.push(parameters=Parameters.of(forward=0))
+    consumer = ConsumerPeer(hub)
+    asked = consumer.subscribe(fill=None, forward=0)
+    consumer.end.core.requester.update(asked, Parameters.of(forward=1))
+    for _ in range(2):
+        hub.step()
+    if end == "publisher":
+        pusher.end.core.responder.end_subscription(request_id, PublishDoneCode.TRACK_ENDED)
+    elif end == "consumer":
+        consumer.end.core.requester.cancel(asked)
+    else:
+        hub.disconnect(pusher.spoke)
+        hub.core.session_closed(pusher.spoke.key, events.SessionClosed(None, "lost", True), hub.now)
+    hub.run()
+    hub.advance(20.0)
+    assert residue(consumer.spoke.relay.core) == {}
+    assert residue(consumer.end.core) == {}
+
+
+def test_a_publish_that_waits_for_its_stream_keeps_upstream_flowing() -> None:
+    hub, pusher = pair(upstream_linger=1.0)
+    listener = Listener(hub)
+    listener.ask()
+    listener.spoke.relay.credit.bidirectional = 0
+    source, request_id = pusher.push()
+    hub.advance(10.0)
+    assert pusher.updates(request_id) is True
+    put_group(source, 0, 1)
+    hub.run()
+    listener.spoke.relay.credit.bidirectional = 1
+    hub.run()
+    (published,) = listener.published()
+    assert published.parameters.get(ParameterType.LARGEST_OBJECT) == Location(0, 1)
+    put_group(source, 1, 1)
+    hub.run()
+    assert listener.locations() == [(1, 0)]
+
+
+@pytest.mark.parametrize("dynamic", [0, 1])
+def test_a_request_for_a_new_group_is_handed_on_once(dynamic: int) -> None:
+    hub, pusher = pair()
+    properties = KeyValues.of({Property.DYNAMIC_GROUPS: dynamic})
+    source, request_id = pusher.push(properties=properties)
+    put_group(source, 3, 1)
+    hub.run()
+    consumer = ConsumerPeer(hub)
+    asked = consumer.subscribe(fill=None, new_group_request=4)
+    for value in (4, 2, 0, 5):
+        again = Parameters.of(new_group_request=value)
+        consumer.end.core.requester.update(asked, again)
+        hub.run()
+    put_group(source, 7, 1)
+    hub.run()
+    consumer.end.core.requester.update(asked, Parameters.of(new_group_request=0))
+    hub.run()
+    heard = [
+        event.parameters.get(ParameterType.NEW_GROUP_REQUEST)
+        for event in pusher.end.of(events.SubscriptionUpdated)
+        if ParameterType.NEW_GROUP_REQUEST in event.parameters
+    ]
+    assert heard == ([4, 5, 0] if dynamic else [])
+    assert request_id == 0
 
 
 def test_waiting_subscribes_are_refused_when_a_paused_publish_ends() -> None:

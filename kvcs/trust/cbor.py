@@ -179,6 +179,11 @@ def load(data: Octets, what: str, *, max_octets: int, deterministic: bool = Fals
     return value
 
 
-def array_head(count: int) -> bytes:
-    """Head of an array whose items are encoded already."""
-    return cbor2.dumps([None] * count)[:-count] if count else b"\x80"
+def head(major: int, argument: int) -> bytes:
+    """Encode one head, in its shortest form."""
+    if argument < 24:
+        return bytes([major << 5 | argument])
+    for info, size in _LONG_HEADS.items():
+        if argument < 1 << (8 * size):
+            return bytes([major << 5 | info]) + argument.to_bytes(size, "big")
+    raise ValueError("no CBOR item is that long")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from kvcs.errors import TrustError, UsageError
-from kvcs.trust.cbor import ARRAY, Heads, Octets, array_head, load, malformed
+from kvcs.trust.cbor import ARRAY, Heads, Octets, head, load, malformed
 from kvcs.trust.keys import KeyUse, PublicKey, SigningKey, read_key
 
 MAX_KEYS: Final = 65_536
@@ -166,7 +166,7 @@ class KeyRing:
 def encode_keys(keys: Iterable[PublicKey | SigningKey]) -> bytes:
     """Keys as a COSE_KeySet; one with signing keys holds secrets."""
     encoded = [key.to_cose() for key in keys]
-    return array_head(len(encoded)) + b"".join(encoded)
+    return head(ARRAY, len(encoded)) + b"".join(encoded)
 
 
 def read_key_set(data: Octets) -> list[PublicKey | SigningKey]:

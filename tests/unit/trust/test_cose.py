@@ -18,6 +18,7 @@ from pycose.messages.sign1message import Sign1Message
 from kvcs.errors import TrustError, UsageError
 from kvcs.trust import Algorithm as Alg
 from kvcs.trust import PublicKey, SigningKey, read_sign1, sign1
+from kvcs.trust.cbor import head
 from kvcs.trust.cose import to_be_signed
 
 KEYS = {algorithm: SigningKey.generate(algorithm, kid=b"k1") for algorithm in Alg}
@@ -235,8 +236,29 @@ def test_the_payload_is_not_shown() -> None:
 def test_hostile_frames_cost_no_time_or_memory(size: int) -> None:
     """Millions of tiny items where a header should be are not walked through."""
     tail = b"\x41x" + b"\x58\x40" + bytes(64)
-    for head in (b"\xd2\x84\x40", b"\xd2\x84\x43\xa1\x01\x27"):
-        data = head + b"\x9a" + size.to_bytes(4, "big") + b"\x80" * size + tail
+    for start in (b"\xd2\x84\x40", b"\xd2\x84\x43\xa1\x01\x27"):
+        data = start + b"\x9a" + size.to_bytes(4, "big") + b"\x80" * size + tail
         with pytest.raises(TrustError) as caught:
             read_sign1(data, "message", max_octets=2**27)
         assert caught.value.check == "structure"
+
+
+@pytest.mark.parametrize("size", [0, 1, 23, 24, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize("algorithm", list(Alg))
+def test_payloads_of_every_size_of_head(algorithm: Alg, size: int) -> None:
+    """What is put together by hand is what cbor2 would write."""
+    payload, key = bytes(size), KEYS[algorithm]
+    data = sign1(payload, key)
+    protected, unprotected, carried, signature = cbor2.loads(data).value
+    again = cbor2.CBORTag(18, [protected, dict(unprotected), carried, signature])
+    assert (carried, cbor2.dumps(again)) == (payload, data)
+    signed = cbor2.dumps(["Signature1", protected, b"", payload])
+    assert to_be_signed(protected, payload) == signed
+    read_sign1(data, "message", max_octets=len(data)).verify(key.public)
+
+
+def test_heads_are_those_of_cbor() -> None:
+    for number in (0, 23, 24, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**64 - 1):
+        assert head(0, number) == cbor2.dumps(number)
+    with pytest.raises(ValueError, match="long"):
+        head(0, 2**64)

@@ -65,6 +65,9 @@ def test_the_queue_of_streams_is_set_anew_for_each_packet() -> None:
     source = inspect.getsource(QuicConnection._write_application)
     assert "self._streams_queue = [" in source
     assert "self._streams_queue.extend(sent)" in source
+    assert "for stream in self._streams_queue:\n" in source
+    assert inspect.getsource(QuicConnection).count("self._streams_queue.append(stream)") == 2
+    assert inspect.getsource(QuicConnection).count("self._streams_queue") == 7
 
 
 def test_stream_credit_of_512_is_granted_both_ways() -> None:

@@ -458,7 +458,7 @@ def test_a_peer_that_breaks_flow_control_is_closed_with_a_transport_error() -> N
     pair = Pair()
     pair.client.quic._remote_max_streams_uni = 600  # pretends that it was granted more
     for index in range(513):
-        pair.client.transport.send(2 + 4 * index, b"x", True)
+        pair.client.transport.send(2 + 4 * index, b"x", False)
     pair.client.transport.flush()
     pair.clock.run_for(5.0)
     expected = "QUIC error STREAM_LIMIT_ERROR: Too many streams open"

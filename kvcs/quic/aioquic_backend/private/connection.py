@@ -181,6 +181,7 @@ class Connection(ReceivingConnection):
         elif not self._may_open(stream_id):
             return
         self.reset_stream(stream_id, code)
+        self._touch(stream_id)  # it need not wait for its turn
 
     def largest_datagram(self) -> int:
         """Octets that one DATAGRAM frame can carry now; 0 where the peer takes none.

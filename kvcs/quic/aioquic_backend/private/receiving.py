@@ -1,4 +1,4 @@
-"""Reaches on the receiving side: credit that follows consumption, idle streams that cost nothing.
+"""Reaches on the receiving side: credit that follows consumption.
 
 The library widens its windows as octets arrive, read or not, and doubles them without a bound.
 Here the peer may send one window beyond what reached the application, and no more.
@@ -6,15 +6,13 @@ Here the peer may send one window beyond what reached the application, and no mo
 
 from __future__ import annotations
 
-from typing import cast
-
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.private.queue import QueueingConnection, stream_key
 from kvcs.quic.aioquic_backend.settings import QuicSettings
 
 ANNOUNCED_PART = 4
@@ -37,7 +35,7 @@ class Streams(dict[int, QuicStream]):
         return list(self.due.values())
 
 
-class ReceivingConnection(QuicConnection):
+class ReceivingConnection(QueueingConnection):
     """A connection whose peer is bounded by what the application consumed."""
 
     def __init__(
@@ -48,8 +46,6 @@ class ReceivingConnection(QuicConnection):
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
     ) -> None:
-        self._active: list[QuicStream] = []
-        self._parked: set[int] = set()
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
@@ -113,7 +109,7 @@ class ReceivingConnection(QuicConnection):
         if stream is None or stream.receiver.is_finished:
             return
         if stream.receiver._stop_error_code is None:
-            self._unpark(stream)
+            self._touch(stream_id)
             self.stop_stream(stream_id, code)
 
     def _data_limit(self) -> int:
@@ -142,60 +138,9 @@ class ReceivingConnection(QuicConnection):
                 super()._write_stream_limits(builder, space, stream)
             finally:
                 receiver.highest_offset = highest
-        self._known.due.pop(_id(stream), None)
+        self._known.due.pop(stream_key(stream), None)
 
     def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
         super()._on_max_stream_data_delivery(delivery, stream)
         if delivery != QuicDeliveryState.ACKED and stream.stream_id in self._streams:
-            self._known.due[_id(stream)] = stream
-
-    # The library walks its queue of streams for each packet it builds, and sets it anew. Streams
-    # with nothing to do are left out until a frame or a call touches them.
-
-    @property
-    def _streams_queue(self) -> list[QuicStream]:
-        return self._active
-
-    @_streams_queue.setter
-    def _streams_queue(self, streams: list[QuicStream]) -> None:
-        self._active = []
-        for stream in streams:
-            if _is_idle(stream):
-                self._parked.add(_id(stream))
-            else:
-                self._active.append(stream)
-
-    def _unpark(self, stream: QuicStream) -> None:
-        if stream.stream_id in self._parked:
-            self._parked.remove(_id(stream))
-            self._active.append(stream)
-
-    def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
-        stream = super()._get_or_create_stream(frame_type, stream_id)
-        self._unpark(stream)
-        return stream
-
-    def _get_or_create_stream_for_send(self, stream_id: int) -> QuicStream:
-        stream = super()._get_or_create_stream_for_send(stream_id)
-        self._unpark(stream)
-        return stream
-
-
-def _id(stream: QuicStream) -> int:
-    """The ID of a stream that is in a connection's table (None is for the handshake's own)."""
-    return cast(int, stream.stream_id)
-
-
-def _is_idle(stream: QuicStream) -> bool:
-    """Whether neither direction has anything to send, to hear about or to clean up."""
-    sender, receiver = stream.sender, stream.receiver
-    if sender.is_finished:
-        quiet = not receiver.is_finished
-    else:
-        quiet = (
-            sender.buffer_is_empty
-            and sender._buffer_start == sender._buffer_stop
-            and sender._buffer_fin is None
-            and sender._reset_error_code is None
-        )
-    return quiet and receiver._stop_error_code is None
+            self._known.due[stream_key(stream)] = stream

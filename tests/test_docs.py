@@ -17,7 +17,7 @@ from tests.certificates import write_pem
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = re.compile(r"<!-- python: ([\w ]+) -->\n```python\n(.*?)```", re.DOTALL)
-RUN = {"testing.md": {"application"}, "moqt.md": {"readings"}}
+RUN = {"testing.md": {"application"}, "moqt.md": {"readings", "everything new"}}
 """The blocks of each page; every one is run by a test below."""
 
 
@@ -62,6 +62,17 @@ def test_readings_come_over_a_virtual_network() -> None:
         return await main("unused", "unused", "unused", net.host("local").address)
 
     assert network.run(virtual()) == [19.5, 19.7, 20.2]
+
+
+def test_published_tracks_come_over_a_virtual_network() -> None:
+    main: Callable[..., Coroutine[Any, Any, list[tuple[str, str]]]]
+    main = names_of("moqt.md", "everything new")["main"]
+
+    async def virtual() -> list[tuple[str, str]]:
+        net = network.Network(seed=5, conditions=network.Conditions(delay=0.03))
+        return await main("unused", "unused", "unused", net.host("local").address)
+
+    assert network.run(virtual()) == [("ada", "ada is here"), ("bo", "bo is here")]
 
 
 def test_names_that_the_pages_link_exist() -> None:

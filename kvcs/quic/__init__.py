@@ -8,20 +8,24 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server, connect, serve
 from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import Reconnect
-from kvcs.quic.subscription import ReceivedObject, Subscription, subscribe
+from kvcs.quic.subscription import ReceivedObject, Subscription, subscribe, take
+from kvcs.quic.tracks import OfferedTrack, TrackWatch
 from kvcs.quic.transport import TransportStats
 
 __all__ = [
     "RELAY_PORT",
     "Connection",
+    "OfferedTrack",
     "Origin",
     "QuicSettings",
     "ReceivedObject",
     "Reconnect",
     "Server",
     "Subscription",
+    "TrackWatch",
     "TransportStats",
     "connect",
     "serve",
     "subscribe",
+    "take",
 ]

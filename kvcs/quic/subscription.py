@@ -5,14 +5,20 @@
     async with subscribe(session, name) as track:
         async for item in track:
             print(item.location, item.payload)
+
+A Track that the peer publishes by itself is followed in the same way::
+
+    async for offered in session.tracks.watch((b"news",)):
+        with take(offered) as track:
+            ...
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +31,7 @@ from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, RangeKind
 from kvcs.moqt.parameters import Parameters
 from kvcs.quic.connection import Connection
+from kvcs.quic.tracks import OfferedTrack
 
 MIB: Final = 2**20
 
@@ -70,7 +77,8 @@ class Subscription:
         self.name = name
         """The Track."""
         self.reply: SubscribeOk | None = None
-        """SUBSCRIBE_OK: Track Properties, and the Largest Object when the subscription began."""
+        """SUBSCRIBE_OK: Track Properties, and the Largest Object when the subscription began; None
+        where the publisher began it."""
         self.lost = 0
         """Streams that were reset, and ranges whose Objects the peer did not get: what was on them
         may be fetched."""
@@ -187,6 +195,30 @@ class Subscription:
         if self._error is None:
             self._error = error
             self._arriving.clear()
+
+
+@contextmanager
+def take(offered: OfferedTrack, *, max_octets: int = MAX_WAITING_OCTETS) -> Iterator[Subscription]:
+    """Follow a Track that the peer publishes by itself (§9.8); leaving the context cancels it.
+
+    It begins with the next Object; `OfferedTrack.parameters` has the Largest Object before it, and
+    a `subscribe` or FETCH brings what is older. Where the publisher has paused it (FORWARD 0),
+    ``session.core.requester.update`` resumes it.
+
+    Args:
+        offered: what `TrackWatch` gives.
+        max_octets: what may wait to be taken before the subscription ends as too slow.
+
+    Yields:
+        The `Subscription`.
+    """
+    connection = offered.connection
+    subscription = Subscription(connection, offered.name, max_octets)
+    request_id = offered.accept(subscription.take)
+    try:
+        yield subscription
+    finally:
+        connection.cancel(request_id)
 
 
 @asynccontextmanager

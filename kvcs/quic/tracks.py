@@ -36,7 +36,8 @@ class OfferedTrack:
     """One PUBLISH of the peer that has no answer yet."""
 
     def __init__(self, connection: Connection, event: events.PublishReceived) -> None:
-        self._connection = connection
+        self.connection = connection
+        """The session that it came on."""
         self._event = event
 
     @property
@@ -67,14 +68,14 @@ class OfferedTrack:
         Returns:
             The Request ID.
         """
-        self._connection.handle(self.request_id, handler)
-        self._connection.core.responder.accept_publish(self.request_id, expires_ms=expires_ms)
+        self.connection.handle(self.request_id, handler)
+        self.connection.core.responder.accept_publish(self.request_id, expires_ms=expires_ms)
         return self.request_id
 
     def refuse(self, error: RequestError | None = None) -> None:
         """Do not take it: UNINTERESTED, or what ``error`` says."""
         refusal = error or RequestError("not interested", RequestCode.UNINTERESTED)
-        self._connection.core.responder.refuse(self.request_id, refusal)
+        self.connection.core.responder.refuse(self.request_id, refusal)
 
 
 class TrackWatch:

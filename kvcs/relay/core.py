@@ -177,6 +177,11 @@ class RelayCore:
         peer = self._peers.get(key)
         return None if peer is None or peer.core.closed else peer.core
 
+    def is_leaving(self, key: int) -> bool:
+        """Whether a session is gone, or its peer said that it will close it (§9.2)."""
+        peer = self._peers.get(key)
+        return peer is None or peer.core.closed or peer.going_away
+
     def publishers(self, name: FullTrackName) -> list[int]:
         """Sessions that PUBLISH a Track, or announced its namespace, and may be asked."""
         track = self._tracks.get(name)

@@ -26,6 +26,9 @@ class Hub(Protocol):
     def session(self, key: int) -> Session | None:
         """An open session by its key."""
 
+    def is_leaving(self, key: int) -> bool:
+        """Whether a session is gone or will be closed, so that nothing new is begun on it."""
+
     def publishers(self, name: FullTrackName) -> list[int]:
         """Sessions that may be asked for a Track, best first."""
 

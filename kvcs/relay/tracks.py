@@ -109,7 +109,9 @@ class RelayTrack:
     def offer(self, place: Place, now: float) -> None:
         """PUBLISH the Track to a SUBSCRIBE_TRACKS, unless its session has it already (§7)."""
         session = self._hub.session(place.session)
-        if session is None or place.session in self.sources.sessions():
+        if session is None or self._hub.is_leaving(place.session):
+            return
+        if place.session in self.sources.sessions():
             return  # it is not told of what it publishes itself
         if session.asked_prefixes.selects(place.request_id, self.track):
             if self.consumers.may_offer(place):

@@ -19,6 +19,7 @@ from kvcs.moqt.properties import KeyValues
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server, connect, serve
 from kvcs.quic.origin import Origin
+from kvcs.quic.subscription import take
 from kvcs.quic.tracks import OfferedTrack
 from kvcs.relay.server import Relay, RelaySettings
 from kvcs.testing.residue import residue
@@ -184,6 +185,25 @@ async def test_a_published_track_is_joined_with_fill_paused_and_resumed(
         end_track(source, 3)
         await log.ended()
         assert sorted(set(locations(log.events))) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+async def test_a_published_track_is_followed_by_iterating(files: PemFiles, relayed: bool) -> None:
+    async with ends(files, relayed=relayed) as (origin, session, _):
+        source = track(NAME)
+        origin.add_track(source)
+        if relayed:
+            await origin.push_track(NAME)
+        async with asyncio.timeout(SECONDS):
+            offered = await anext(session.tracks.watch(PREFIX))
+            with take(offered) as following:
+                put_group(source, 0, 2, octets=OCTETS)
+                end_track(source, 1)
+                got = {item.location: item.payload async for item in following if item.payload}
+        assert got == {Location(0, n): payload(Location(0, n), OCTETS) for n in range(2)}
+        assert following.lost == 0
+        if not relayed:
+            assert source.listeners == []
 
 
 async def test_a_subscriber_that_leaves_ends_a_published_subscription(files: PemFiles) -> None:

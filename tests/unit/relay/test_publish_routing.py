@@ -239,6 +239,81 @@ def test_too_many_matches_are_refused() -> None:
     assert listener.refused(listener.ask((b"free",))) == RequestCode.NAMESPACE_TOO_LARGE
 
 
+def test_a_session_that_goes_away_is_offered_nothing_new() -> None:
+    hub, pusher = pair()
+    listener = Listener(hub)
+    listener.ask()
+    listener.end.core.goaway(now=hub.now)
+    hub.run()
+    pusher.push()
+    assert listener.published() == []
+
+
+# Ends at every moment
+
+MOMENTS = ["before the relay knows", "before the answer", "established", "in mid object", "done"]
+
+
+@pytest.mark.parametrize("who", ["publisher cancels", "subscriber cancels", "publisher is lost"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_published_track_that_ends_early_leaves_nothing(moment: str, who: str) -> None:
+    hub, pusher = pair(upstream_linger=0.5)
+    listener = Listener(hub)
+    listener.ask()
+    source = pusher.track()
+    put_group(source, 0, 1, octets=500)
+    request_id = pusher.end.core.requester.publish(source)
+    relay_end = listener.spoke.relay
+    if moment == "before the answer":
+        listener.end.on_event = None
+    if moment != "before the relay knows":
+        hub.run()
+    if moment == "in mid object":
+        put(source, 1, 0, octets=500)
+        relay_end.credit.object_octets = 100
+        while not listener.end.of(events.ObjectChunk):
+            assert hub.step()
+        relay_end.credit.object_octets = 0
+        hub.run()
+        assert len(listener.end.of(events.ObjectStarted)) == 1
+        assert listener.end.of(events.ObjectEnded) == []
+    if moment == "done":
+        end_track(source, 1)
+        hub.run()
+        hub.advance(1.0)
+    if who == "publisher cancels":
+        pusher.end.core.requester.cancel(request_id)
+    elif who == "publisher is lost":
+        hub.disconnect(pusher.spoke)
+    else:
+        for published in listener.published():
+            listener.end.core.requester.cancel(published.request_id)
+            refusal = RequestError("no", RequestCode.UNINTERESTED)
+            if moment == "before the answer":
+                listener.end.core.responder.refuse(published.request_id, refusal)
+        hub.run()
+        pusher.end.core.responder.end_subscription(request_id, PublishDoneCode.TRACK_ENDED)
+    relay_end.credit.object_octets = 1 << 40
+    hub.run()
+    hub.advance(5.0)
+    if moment == "before the answer" and who != "subscriber cancels":
+        for published in listener.published():
+            refusal = RequestError("no", RequestCode.UNINTERESTED)
+            listener.end.core.responder.refuse(published.request_id, refusal)
+    for interest in list(listener.end.core.requests.all()):
+        listener.end.core.requester.cancel(interest.request_id)
+    hub.run()
+    hub.advance(60.0)
+    assert hub.core._tracks == {}
+    assert residue(relay_end.core) == {}
+    assert residue(listener.end.core) == {}
+    assert residue(pusher.end.core, source) == {}
+    if who != "publisher is lost":
+        assert residue(pusher.spoke.relay.core) == {}
+        assert not pusher.end.core.closed
+    assert not listener.end.core.closed
+
+
 # As a source
 
 

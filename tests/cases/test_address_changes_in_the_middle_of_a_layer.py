@@ -54,7 +54,7 @@ class Mover:
         self.shim: Shim
         self.moving: asyncio.Task[None] | None = None
 
-    def lost(self) -> bool:
+    def lost(self, data: bytes) -> bool:
         """Whether a datagram is lost now."""
         if self.moving is None and self.due():
             self.moving = asyncio.create_task(self.shim.move())

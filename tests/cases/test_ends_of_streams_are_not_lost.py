@@ -48,7 +48,7 @@ async def test_late_fins_arrive_on_a_path_that_loses(count: int) -> None:
 async def test_late_fins_arrive_over_sockets(files: PemFiles) -> None:
     rng = random.Random(52)
     server = await serve(files)
-    shim = await Shim.start(server.port, lost=lambda: rng.random() < LOSS)
+    shim = await Shim.start(server.port, lost=lambda data: rng.random() < LOSS)
     client = await connect(server, port=shim.port)
     accepted = await server.receiver()
     transport = client.transport

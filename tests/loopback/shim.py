@@ -9,6 +9,14 @@ from typing import Any
 from tests.loopback.recorder import HOST
 
 
+Lost = Callable[[bytes], bool]
+
+
+def never(data: bytes) -> bool:
+    """No datagram is lost."""
+    return False
+
+
 class Shim(asyncio.DatagramProtocol):
     """Carries datagrams between one client and a server; can change its own port, and lose some.
 
@@ -17,7 +25,7 @@ class Shim(asyncio.DatagramProtocol):
         lost: asked for each datagram, in both directions.
     """
 
-    def __init__(self, server_port: int, lost: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, server_port: int, lost: Lost = never) -> None:
         self._lost = lost
         self._server = (HOST, server_port)
         self._client: Any = None
@@ -25,7 +33,7 @@ class Shim(asyncio.DatagramProtocol):
         self._back: asyncio.DatagramTransport | None = None
 
     @classmethod
-    async def start(cls, server_port: int, lost: Callable[[], bool] = lambda: False) -> Shim:
+    async def start(cls, server_port: int, lost: Lost = never) -> Shim:
         """Open both sockets."""
         shim = cls(server_port, lost)
         loop = asyncio.get_running_loop()
@@ -54,7 +62,7 @@ class Shim(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         """Pass one on."""
-        if self._lost():
+        if self._lost(data):
             return
         if addr == self._server:
             self._front.sendto(data, self._client)

@@ -230,6 +230,24 @@ async def test_a_client_may_change_its_connection_id(files: PemFiles) -> None:
     await end(server, client)
 
 
+async def test_a_path_may_shrink_in_mid_flow(files: PemFiles) -> None:
+    carries = 65_535
+    server = await serve(files)
+    shim = await Shim.start(server.port, lost=lambda data: len(data) > carries)
+    client = await connect(server, port=shim.port)
+    accepted = await server.receiver()
+    await client.until(lambda: client.transport.datagram_size == 16_000)
+    content = random.Random(3).randbytes(8 * MIB)  # far more than may be on its way
+    feed(client, 2, memoryview(content))
+    await accepted.until(lambda: accepted.octets > MIB)
+    carries = 1500
+    await accepted.until(lambda: 2 in accepted.finished, 40.0)
+    assert accepted.data[2] == content
+    await client.until(lambda: client.transport.datagram_size == 1452, 40.0)
+    await end(server, client)
+    shim.close()
+
+
 async def test_a_client_may_change_its_address(files: PemFiles) -> None:
     server = await serve(files)
     shim = await Shim.start(server.port)

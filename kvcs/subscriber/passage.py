@@ -185,10 +185,10 @@ class Passage:
                 error: KvcsError | None
                 try:
                     error = await self._try(await self._target(uri, tries))
-                except (KvcsError, OSError) as exc:
+                except KvcsError as exc:
                     if not self._routes.last:
-                        raise
-                    error = exc if isinstance(exc, KvcsError) else ConnectionClosed(str(exc))
+                        raise self._routes.error() from exc
+                    error = exc
                 if error is None:
                     return
                 tries += 1

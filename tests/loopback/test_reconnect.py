@@ -10,6 +10,7 @@ import pytest
 
 import kvcs
 from kvcs.moqt.errors import SessionCode
+from kvcs.moqt.properties import SetupOption
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import HOST, SESSION
@@ -176,9 +177,15 @@ async def two_servers(files: PemFiles) -> AsyncIterator[tuple[kvcs.Server, kvcs.
 async def test_goaway_with_a_uri_moves_the_session_there(files: PemFiles) -> None:
     async with two_servers(files) as (first, second):
         async with kvcs.connect(first.url, ca=files.ca, reconnect=SOON) as session:
-            first.goaway(second.url, timeout=10.0)
+            first.goaway(second.url + "/a?b", timeout=10.0)
             await until(session, lambda: session.newest is not session)
-            assert session.newest.peer == second.url
+            assert session.newest.peer == second.url + "/a?b"
+            (peer,) = second.connections
+            await peer.established()
+            options = peer.core.peer_options
+            assert options is not None
+            assert options.get(SetupOption.PATH) == b"/a?b"
+            assert options.get(SetupOption.AUTHORITY) == f"{HOST}:{second.port}".encode()
             closed = asyncio.Event()
             session.on_closed(closed.set)
             async with asyncio.timeout(SAFETY):

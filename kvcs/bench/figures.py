@@ -47,6 +47,9 @@ class Sample:
     values: Mapping[str, float] = field(default_factory=dict)
     """What else was measured, by name; units are in the names."""
 
+    behind_ms: Sequence[float] = ()
+    """For each layer, from the moment it was computed to the moment it was verified."""
+
     @property
     def rate(self) -> float:
         """Octets per second."""
@@ -157,6 +160,9 @@ def figures(samples: Sequence[Sample]) -> dict[str, Any]:
         found["digests_match"] = all(each.digests_match for each in samples)
     for name in first.values:
         found[name] = Spread.of(each.values[name] for each in samples).to_json(4)
+    if first.behind_ms:
+        layers = zip(*(each.behind_ms for each in samples), strict=True)
+        found["layers_behind_ms"] = [round(median(times), 1) for times in layers]
     return found
 
 

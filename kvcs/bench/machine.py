@@ -11,7 +11,7 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
-    """Date, processor, kernel, versions, and how large a socket buffer may be."""
+    """Date, processor, its load now, kernel, versions, and how large a socket buffer may be."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cores": len(os.sched_getaffinity(0))
@@ -19,6 +19,7 @@ def facts() -> dict[str, Any]:
         else os.cpu_count(),
         "cpu": _cpu(),
         "system": f"{platform.system()} {platform.release()}",
+        "load": round(os.getloadavg()[0], 2),
         "rmem_max": _read("/proc/sys/net/core/rmem_max") or "unknown",
         "python": platform.python_version(),
         "aioquic": version("aioquic"),

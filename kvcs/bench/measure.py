@@ -33,6 +33,7 @@ async def measure(groups: Sequence[Group], scale: Scale, say: Say) -> Result:
         ChildFailed: a case failed, or took far too long; the message names it.
     """
     begun = time.monotonic()
+    before = facts()
     result = Result(list(groups))
     with tempfile.TemporaryDirectory(prefix="kvcs-bench-") as folder:
         make_certificates(Path(folder) / "certs", (LOOPBACK,))
@@ -41,7 +42,7 @@ async def measure(groups: Sequence[Group], scale: Scale, say: Say) -> Result:
             samples = await _measure(group, group.rounds_of(scale), certificates, result, say)
             result.samples.update(samples)
     result.facts = {
-        **facts(),
+        **before,
         "short": scale.short,
         "rounds": {group.name: group.rounds_of(scale) for group in groups},
         "seconds": round(time.monotonic() - begun),

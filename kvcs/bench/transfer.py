@@ -235,9 +235,13 @@ def sample(
         processes["relay"] = _process([relayed])
     processes["receiver"] = _process(receivers)
     begun = min(each["started_at"] for each in receivers) if transfer.late else sent["started_at"]
-    values = {}
+    values: dict[str, float] = {}
+    behind_ms: list[float] = []
     if "verified_at" in receivers[0]:
-        values = _layer_values(begun, sent["computed_at"], receivers[0]["verified_at"])
+        verified_at = receivers[0]["verified_at"]
+        pairs = zip(sent["computed_at"], verified_at, strict=True)
+        behind_ms = [1000 * (verified - computed) for computed, verified in pairs]
+        values = _layer_values(begun, verified_at, behind_ms)
         if transfer.compute_ms:
             computing = workload.layers * transfer.compute_ms / 1000
             values["all_layers_over_computing"] = (values["all_layers_ms"] / 1000) / computing
@@ -248,6 +252,7 @@ def sample(
         objects=receivers[0].get("objects", 0),
         digests_match=digests_match,
         values=values,
+        behind_ms=behind_ms,
     )
 
 
@@ -260,16 +265,15 @@ def _process(readings: list[dict[str, Any]]) -> Process:
 
 
 def _layer_values(
-    begun: float, computed_at: list[float], verified_at: list[float]
+    begun: float, verified_at: list[float], behind_ms: list[float]
 ) -> dict[str, float]:
     """Times of layers in milliseconds: from the beginning, and behind the moment of each layer."""
     first, last = verified_at[0] - begun, verified_at[-1] - begun
-    behind = sorted(v - c for c, v in zip(computed_at, verified_at, strict=True))
     return {
         "first_layer_ms": 1000 * first,
         "all_layers_ms": 1000 * last,
         "first_over_all_layers": first / last,
-        "first_layer_behind_ms": 1000 * (verified_at[0] - computed_at[0]),
-        "median_layer_behind_ms": 1000 * behind[len(behind) // 2],
-        "last_layer_behind_ms": 1000 * (verified_at[-1] - computed_at[-1]),
+        "first_layer_behind_ms": behind_ms[0],
+        "median_layer_behind_ms": sorted(behind_ms)[len(behind_ms) // 2],
+        "last_layer_behind_ms": behind_ms[-1],
     }

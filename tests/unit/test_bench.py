@@ -152,6 +152,7 @@ def test_layers_are_timed_from_the_start_and_behind_their_computing() -> None:
         "last_layer_behind_ms": 500.0,
         "all_layers_over_computing": pytest.approx(2.0 / 1.5),
     }
+    assert joined.behind_ms == [250.0, 500.0, 500.0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("octets", 1), ("objects", 127), ("digest", "bb")])
@@ -198,6 +199,11 @@ def test_a_quotient_of_one_case_stands_alone() -> None:
 def test_rounds_that_do_not_pair_are_an_error() -> None:
     with pytest.raises(ValueError, match="zip"):
         Ratio("x", "a", "b").of({"a": [taken(1.0)], "b": [taken(1.0), taken(1.0)]})
+
+
+def test_figures_have_the_median_of_each_layer() -> None:
+    rounds = [Sample(1, 1.0, {}, behind_ms=times) for times in ([1, 2], [3, 9], [2, 4])]
+    assert figures(rounds)["layers_behind_ms"] == [2, 4]
 
 
 def test_figures_are_absolute_and_say_their_units() -> None:

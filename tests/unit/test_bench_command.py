@@ -66,7 +66,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 
 def test_the_document_has_commands_and_no_block_without_a_marker() -> None:
-    assert len(commands("runs")) == 10 and len(commands("measures")) == 1
+    assert len(commands("runs")) == 11 and len(commands("measures")) == 1
     assert DOCUMENT.count("```sh") == len(
         re.findall(r"<!-- (?:runs|measures) -->\n```sh", DOCUMENT)
     )

@@ -22,6 +22,9 @@ from kvcs.bench.usage import Meter
 from kvcs.bench.workload import KIB, MIB, Workload
 from kvcs.cli.certs import make_certificates
 
+pytestmark = pytest.mark.timeout(240)
+"""Processes may wait long for their turn on a machine that others use."""
+
 TINY = Workload.of(32 * KIB, 2 * MIB)
 SEED = 7
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.loopback.recorder import HOST
 
-
 Lost = Callable[[bytes], bool]
 
 

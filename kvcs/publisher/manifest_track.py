@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from kvcs.kv import (
@@ -18,6 +19,12 @@ from kvcs.trust import SigningKey
 
 MANIFEST_PRIORITY = 0
 """Publisher Priority of the manifest track (KVCS "Objects")."""
+
+THREAD_OCTETS = 1 << 20
+"""Versions of more octets than this are signed in a thread, off the event loop."""
+
+Done = Callable[[], None]
+"""Called when a version is published."""
 
 
 class ManifestTrack:
@@ -49,6 +56,10 @@ class ManifestTrack:
         self._sign = sign
         self._octets = 0
         self._published_at = 0.0
+        self._signing: asyncio.Task[None] | None = None
+        self._next: tuple[bytes, float] | None = None
+        """JSON of the newest version that waits to be signed, and when it was made."""
+        self._waiting: list[Done] = []
 
     def due(self, *, completed: int, listed: int, now: float) -> bool:
         """Whether a layer that completed makes a version due.
@@ -66,15 +77,64 @@ class ManifestTrack:
             seconds_since_last=now - self._published_at,
         )
 
-    def publish(self, now: float) -> None:
-        """One more version: Object 0 of the next Group."""
-        group_id = self.versions
+    def publish(self, now: float, done: Done = lambda: None) -> None:
+        """One more version: Object 0 of the next Group.
+
+        A large one is signed in a thread and published a little later. Versions that come meanwhile
+        are merged: each says all that the former ones do.
+
+        Args:
+            now: the loop's clock, seconds.
+            done: called once it, or a later one, is published; never where `stop` comes before.
+        """
         if self._sign is None:
-            parts = tuple(memoryview(part) for part in self._writer.parts())
-        else:
-            payload = self._writer.to_json_bytes()
-            parts = (memoryview(sign_manifest(payload, self._sign, self._namespace, group_id)),)
-        octets = sum(map(len, parts))
+            self._put(tuple(memoryview(part) for part in self._writer.parts()), now)
+            done()
+            return
+        payload = self._writer.to_json_bytes()
+        if self._signing is None and len(payload) <= THREAD_OCTETS:
+            self._put((memoryview(self._signed(payload, self._sign)),), now)
+            done()
+            return
+        self._next = (payload, now)
+        self._waiting.append(done)
+        if self._signing is None:
+            self._signing = asyncio.get_running_loop().create_task(self._sign_all(self._sign))
+
+    async def settled(self) -> None:
+        """Wait until every version that was made is published."""
+        signing = self._signing
+        if signing is not None:
+            # Not awaited itself: neither end would then know whom a cancellation was meant for.
+            await asyncio.wait((signing,))
+            if not signing.cancelled():
+                signing.result()
+
+    def stop(self) -> None:
+        """Publish nothing more."""
+        self._next = None
+        self._waiting.clear()
+        if self._signing is not None:
+            self._signing.cancel()
+            self._signing = None
+
+    # Inner workings
+
+    async def _sign_all(self, key: SigningKey) -> None:
+        while self._next is not None:
+            (payload, now), self._next = self._next, None
+            waiting, self._waiting = self._waiting, []
+            signed = await asyncio.to_thread(self._signed, payload, key)
+            self._put((memoryview(signed),), now)
+            for done in waiting:
+                done()
+        self._signing = None
+
+    def _signed(self, payload: bytes, key: SigningKey) -> bytes:
+        return sign_manifest(payload, key, self._namespace, self.versions)
+
+    def _put(self, parts: tuple[memoryview, ...], now: float) -> None:
+        group_id, octets = self.versions, sum(map(len, parts))
         header = ObjectHeader(group_id, 0, 0, MANIFEST_PRIORITY, ObjectStatus.NORMAL, b"", octets)
         self.track.publish(header, parts, now, end_of_group=True)
         self.track.finish_subgroup(group_id, 0)

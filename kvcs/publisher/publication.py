@@ -239,6 +239,7 @@ class Publication:
         except UsageError:
             self.abort("the producer left before every layer was published")
             raise
+        await self._manifest.settled()
         self._end(PublishDoneCode.TRACK_ENDED, "")
         try:
             async with asyncio.timeout(drain):
@@ -323,10 +324,17 @@ class Publication:
             FullTrackName(self.namespace, name), authoritative=True, properties=self._properties
         )
 
-    def layer_completed(self, segment: Segment) -> None:
-        """Publish a manifest version if one is due."""
+    def layer_completed(self, segment: Segment, done: Callable[[], None]) -> None:
+        """Publish a manifest version if one is due.
+
+        Args:
+            segment: whose layer it is.
+            done: called once that is published, where the segment is complete.
+        """
         listed, completed = segment.layers_in_manifest, segment.layers_put
-        if segment.complete or self._manifest.due(completed=completed, listed=listed, now=self.now):
+        if segment.complete:
+            self._publish_manifest(done)
+        elif self._manifest.due(completed=completed, listed=listed, now=self.now):
             self._publish_manifest()
 
     # Inner workings
@@ -367,9 +375,9 @@ class Publication:
         self._publish_manifest()
         return segment
 
-    def _publish_manifest(self) -> None:
+    def _publish_manifest(self, done: Callable[[], None] = lambda: None) -> None:
         """One more version, which lists every layer that is complete."""
-        self._manifest.publish(self.now)
+        self._manifest.publish(self.now, done)
         for segment in self._segments:
             segment.layers_in_manifest = segment.layers_put
 
@@ -377,6 +385,7 @@ class Publication:
         if self._closed:
             return
         self._closed = True
+        self._manifest.stop()
         for track in self._tracks:
             track.end(status, reason, abandoned=abandoned)
         for origin in self._origins:

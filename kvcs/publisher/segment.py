@@ -239,11 +239,11 @@ class Segment:
         self.layers_put = layer + 1
         if self.complete:
             publication.writer.complete(self.number)
-        publication.layer_completed(self)
-        if self.complete:
-            self._end_tracks(layers)
+        publication.layer_completed(self, self._end_tracks)
 
-    def _end_tracks(self, layers: int) -> None:
+    def _end_tracks(self) -> None:
+        """End the data tracks; a manifest that says so is published."""
+        layers = self._descriptor.layers
         for track in self._tracks.values():
             # Alone in a Group of its own: some readers stop a stream at its first status.
             self._status(track, layers, 0, END_OF_TRACK_PRIORITY, ObjectStatus.END_OF_TRACK)

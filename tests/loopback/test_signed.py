@@ -15,6 +15,7 @@ from kvcs.kv import MANIFEST, MANIFEST_COSE, SignedManifests, parse_manifest, si
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import Parameters
+from kvcs.publisher import manifest_track
 from kvcs.quic.endpoint import connect
 from kvcs.trust import Algorithm, KeyRing, KeyUse, SigningKey, sign1
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
@@ -112,6 +113,44 @@ async def test_what_no_signed_list_names_is_not_released(files: PemFiles) -> Non
                     assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
             assert publication.progress.manifests == 3
         assert client.is_open
+
+
+async def test_large_versions_are_signed_off_the_loop(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come a little later, may be merged, and none is missing in the end."""
+    monkeypatch.setattr(manifest_track, "THREAD_OCTETS", 0)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(PREFIX, sign=KEY) as publication:
+            segment = await publication.segment()
+            async with demanding(client).open(PREFIX) as cache:
+                await put(segment, TOY)
+                assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+                assert cache.report.rejected == {}
+            assert 1 <= publication.progress.manifests <= 6
+
+
+@pytest.mark.parametrize("how", ["left", "aborted", "failed"])
+async def test_a_publication_may_end_while_a_version_is_signed(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(manifest_track, "THREAD_OCTETS", 0)
+    async with serving(files) as server, joined(server, files) as client:
+        try:
+            async with kvcs.Publisher(server).publish(PREFIX, sign=KEY) as publication:
+                await put(await publication.segment(), TOY)
+                if how == "aborted":
+                    publication.abort("enough")
+                elif how == "failed":
+                    raise ValueError("outside of the publication")
+                else:
+                    async with demanding(client).open(PREFIX) as cache:
+                        assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+        except ValueError:
+            assert how == "failed"
+        assert not publication.is_open
+        if how != "aborted":
+            assert publication.progress.manifests >= 1, "closing waits for the last version"
 
 
 async def test_a_key_that_does_not_fit_is_told_at_once(files: PemFiles) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvcs.errors import RequestError
 from kvcs.moqt import events
+from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.tokens import ResolvedToken
 from kvcs.relay.namespaces import Place
 from kvcs.relay.policy import Policy, Request
@@ -109,7 +110,7 @@ class Permits:
         if permit is None:
             if self._policy.serves_anyone:
                 return
-            raise RequestError("the request is not allowed any more")
+            raise RequestError("the request is not allowed any more", RequestCode.UNAUTHORIZED)
         self._note(bearer, place, self._policy.authorize_update(permit, update, bearer.held), now)
 
     def forget(self, place: Place) -> None:

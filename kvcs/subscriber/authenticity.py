@@ -18,7 +18,7 @@ class Authenticity:
     Args:
         keys: producer keys; without them no signed manifest can be used.
         required: use nothing that is not signed.
-        clock: Unix seconds.
+        clock: Unix seconds; the system's by default.
 
     Raises:
         UsageError: a signature is required and there are no keys to verify it with, or they are
@@ -30,7 +30,7 @@ class Authenticity:
         keys: KeyRing | None = None,
         *,
         required: bool = False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if required and keys is None:
             raise UsageError("require_signed needs keys: the producers' public ones")
@@ -40,7 +40,7 @@ class Authenticity:
         """Producer keys."""
         self.required = required
         """Whether only signed manifests count."""
-        self.clock = clock
+        self.clock = time.time if clock is None else clock
         """Unix seconds."""
         self.refused: Counter[str] = Counter()
         """Publications refused because their producer was not shown, by check."""

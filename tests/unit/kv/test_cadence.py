@@ -65,3 +65,18 @@ def test_time_makes_a_version_due_only_when_there_is_something_new() -> None:
 def test_settings_out_of_bounds(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ManifestCadence(**settings)
+
+
+def test_signed_versions_come_soon_while_they_are_small() -> None:
+    due = ManifestCadence.for_signing().due
+    assert due(layers_completed=9, layers_listed=8, seconds_since_last=0.25)
+    assert not due(layers_completed=9, layers_listed=8, seconds_since_last=0.2)
+    large = 64 * 2**20
+    assert not due(
+        layers_completed=9,
+        layers_listed=8,
+        seconds_since_last=9.0,
+        next_octets=1,
+        total_octets=large,
+    )
+    assert due(layers_completed=16, layers_listed=8, next_octets=1, total_octets=large)

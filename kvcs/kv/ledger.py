@@ -65,7 +65,7 @@ class Ledger(Holdings):
         self._max_data_octets = max_data_octets
         self._max_aside_octets = max_aside_octets
         self._manifest: Manifest | None = None
-        self._holders: dict[tuple[DataTrack, Location], Slot] = {}
+        self._holders: dict[tuple[Row, int], Slot] = {}
         self._aside: dict[Slot, int] = {}
 
     signed: bool
@@ -248,11 +248,11 @@ class Ledger(Holdings):
         track, location = slot.track, slot.location
         lane = self._lane(track)
         slot.digest = lane.check.digest(header, location, slot.payload_length)
-        if self._row(track, location.group).states[location.object] != OWED:
+        row = slot.row = self._row(track, location.group)
+        if row.states[location.object] != OWED:
             return Nowhere()
         octets = slot.payload_length - HEADER_OCTETS
-        if (track, location) not in self._holders:
-            self._holders[track, location] = slot
+        if self._holders.setdefault((row, location.object), slot) is slot:
             if lane.part.codec.in_place:
                 return InPlace(self._sections(track, location))
             return Aside(octets)
@@ -308,14 +308,14 @@ class Ledger(Holdings):
         track, (layer, block) = slot.track, slot.location
         if slot.error is not None:
             raise slot.error
-        announced, sink = slot.digest, slot.sink
+        announced, sink, row = slot.digest, slot.sink, slot.row
         if announced is None or sink is None or slot.received != slot.payload_length:
             raise ObjectError(
                 f"{track} {slot.location}: {slot.received} of {slot.payload_length} octets came",
                 check="length",
             )
+        assert row is not None  # it was set with the digest
         compare_digests(slot.location, announced, sink.digest())
-        row = self._row(track, layer)
         if row.states[block] != OWED:
             if row.digest(block) != announced:
                 raise self._contradiction(track, layer, block, "a second copy has")
@@ -362,7 +362,8 @@ class Ledger(Holdings):
                 f" octets, expected {layout.section_octets}",
                 check="codec",
             )
-        holder = self._holders.pop((slot.track, slot.location), None)
+        row = self._row(slot.track, slot.location.group)
+        holder = self._holders.pop((row, slot.location.object), None)
         if holder is not None and isinstance(holder.sink, InPlace):
             # The first copy is still on its way: from here on it only counts as a copy.
             holder.sink = holder.sink.leave()
@@ -373,9 +374,12 @@ class Ledger(Holdings):
         slot.ended = True
         slot.sink = None
         self.counters.octets += slot.received
-        self._aside.pop(slot, None)
-        if self._holders.get((slot.track, slot.location)) is slot:
-            del self._holders[slot.track, slot.location]
+        if self._aside:
+            self._aside.pop(slot, None)
+        if slot.row is not None:
+            place = (slot.row, slot.location.object)
+            if self._holders.get(place) is slot:
+                del self._holders[place]
 
     def _contradiction(
         self, track: DataTrack, layer: int, block: int, who: str

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvcs.errors import ObjectError
 from kvcs.kv.arrays import byte_view
+from kvcs.kv.holdings import Row
 from kvcs.kv.payload import HEADER_OCTETS
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import DataTrack
@@ -159,6 +160,7 @@ class Slot:
         "location",
         "payload_length",
         "received",
+        "row",
         "sink",
         "track",
     )
@@ -180,6 +182,8 @@ class Slot:
         """First check that failed; what comes after is dropped."""
         self.sink: Sink | None = None
         """Where Data goes, once the header is checked."""
+        self.row: Row | None = None
+        """Where the ledger keeps the state of its block, once the header is checked."""
         self.ended = False
         """Whether it was finished or abandoned."""
         self._ledger = ledger

@@ -135,9 +135,20 @@ class StoredObject:
             MalformedTrack: a second copy overtook this one, and they differ.
             StoreFull: the budget has no room for the rest.
         """
-        at = self._at
-        self._at = at + len(data)
-        self.merge(at, data)
+        at, size = self._at, len(data)
+        self._at = at + size
+        if at == self.received and size <= self._room - at and not self.failed:
+            # One stream brings it, and there is room: all that is left of `merge`.
+            part = self.parts[-1]
+            start = len(part) - (self._room - at)
+            part[start : start + size] = data
+            self.received = at + size
+            if self.received == self.header.payload_length:
+                self.grow = None
+            if self._watchers is not None:
+                self._notify()
+        else:
+            self.merge(at, data)
 
     def merge(self, offset: int, data: memoryview) -> None:
         """Compare payload octets at ``offset`` with what is there, and append what is new.

@@ -105,7 +105,8 @@ class ConnectionDriver:
         self._prober = DatagramSizeProber(())
         self._path: Address | None = None
         self._octets_sent = self._octets_received = 0
-        quic.watch_path(self._black_hole)
+        self._suspected = False
+        quic.watch_path(self)
         self._heard_at = clock.time()
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -311,21 +312,35 @@ class ConnectionDriver:
             sizes = self._datagram_sizes(address)
             self._prober = DatagramSizeProber(min(size, most) for size in sizes)
             self._quic.set_datagram_size(SMALLEST_DATAGRAM)
+            self._suspected = False
 
     def _probe_ended(self, prober: DatagramSizeProber, arrived: bool) -> None:
         if prober is not self._prober:
             return  # the path has changed since
         size = prober.probe_ended(arrived, self._clock.time())
         if size is not None:
+            self._suspected = False
             self._quic.set_datagram_size(size)
             self._log.info("datagram_size", octets=size)
 
-    def _black_hole(self) -> None:
-        size = self._quic.datagram_size
-        if size > SMALLEST_DATAGRAM:
-            self._prober.fell()
+    def large_packets_suspected(self) -> None:
+        """Large packets are lost: send small ones, until one tells."""
+        if self._prober.size > SMALLEST_DATAGRAM:
+            self._suspected = True
             self._quic.set_datagram_size(SMALLEST_DATAGRAM)
-            self._log.warning("datagram_size_no_longer_passes", octets=size)
+
+    def large_packets_cleared(self) -> None:
+        """A large packet did arrive: the peer was silent, or the network was full."""
+        if self._suspected:
+            self._suspected = False
+            self._quic.set_datagram_size(self._prober.size)
+
+    def large_packets_condemned(self) -> None:
+        """Small packets arrive and large ones do not: search the path anew."""
+        if self._suspected:
+            self._suspected = False
+            self._log.warning("datagram_size_no_longer_passes", octets=self._prober.size)
+            self._prober.fell()
 
     # Timers
 

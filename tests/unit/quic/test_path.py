@@ -101,6 +101,38 @@ def test_a_path_that_shrinks_in_mid_flow_is_noticed_and_searched_anew(shrunk: in
     assert warning["octets"] == 16_000
 
 
+@pytest.mark.parametrize("octets", [100, 5000, 4_000_000])
+def test_a_peer_that_is_silent_for_a_while_is_no_path_that_shrank(octets: int) -> None:
+    pair = Pair(datagram_size=16_000)
+    flood(pair, 2, octets)
+    pair.clock.run_for(0.004)
+    pair.server.stop()
+    with capture_logs() as logs:
+        pair.clock.run_for(5.0)
+        assert octets < 1200 or pair.client.quic.datagram_size == 1200, "a small packet is to tell"
+        pair.server.go_on()
+        pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+        pair.clock.run_for(1.0)
+    assert pair.client.transport.datagram_size == 16_000
+    assert [entry for entry in logs if entry["log_level"] == "warning"] == []
+    assert pair.client.transport._prober.size == 16_000
+
+
+def test_a_silent_peer_that_lost_some_of_the_burst_is_no_path_that_shrank() -> None:
+    pair = Pair(datagram_size=8952)
+    pair.server.buffer = 40_000
+    flood(pair, 2, 2_000_000)
+    for _ in range(4):
+        pair.clock.run_for(0.3)
+        pair.server.stop()
+        pair.clock.run_for(2.0)
+        pair.server.go_on()
+    pair.clock.run_until(lambda: 2 in pair.server.receiver.finished)
+    pair.clock.run_for(1.0)
+    assert pair.server.overflown > 0
+    assert pair.client.transport.datagram_size == 8952
+
+
 def test_a_path_that_recovers_is_used_to_the_full_again() -> None:
     pair = Pair(datagram_size=8952)
     pair.client.drop = lambda data: len(data) > 1500

@@ -332,3 +332,7 @@ def test_losses_reach_the_congestion_control_that_watches() -> None:
     assert "self._cc.on_packets_expired(packets=lost_packets_cc)" in source
     assert "self._cc.on_packets_lost(now=now, packets=lost_packets_cc)" in source
     assert type(Pair().client.quic._loss._cc) is WatchingReno
+    acknowledged = inspect.signature(QuicPacketRecovery.on_ack_received)
+    assert acknowledged.parameters["ack_rangeset"].kind is inspect.Parameter.KEYWORD_ONLY
+    handler = inspect.getsource(QuicConnection._handle_ack_frame)
+    assert "self._loss.on_ack_received(\n            ack_rangeset=" in handler

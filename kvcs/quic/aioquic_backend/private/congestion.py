@@ -2,40 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.quic.rangeset import RangeSet
 from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
 
 BLACK_HOLE_LOSSES: Final = 3
 """Times in a row that large packets are called lost, none arriving between, until the path is
-held to swallow them. One burst that a full buffer drops is one or two times."""
+suspected to swallow them. One burst that a full buffer drops is one or two times."""
+
+MAX_REMEMBERED: Final = 64
+"""Numbers of large packets called lost that a late acknowledgement may still name."""
+
+
+class PathWatcher(Protocol):
+    """Who is told what the losses say of the datagram size in use."""
+
+    def large_packets_suspected(self) -> None:
+        """Large packets are lost: send small ones, until one tells."""
+
+    def large_packets_cleared(self) -> None:
+        """A large packet did arrive: the peer was silent, or the network was full."""
+
+    def large_packets_condemned(self) -> None:
+        """Small packets arrive and large ones do not."""
 
 
 class WatchingReno(RenoCongestionControl):
     """New Reno as the library has it, which also counts losses and notices black holes.
 
     A black hole is a path that no longer carries datagrams of the size in use, without a word
-    (RFC 8899 §4.3): small packets get through, large ones do not.
+    (RFC 8899 §4.3): small packets get through, large ones do not. Losses alone do not show it, for
+    a peer that is busy for half a second looks the same; so after some of them a small packet is
+    sent, and what is acknowledged then decides.
     """
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self.packets_lost = 0
         """Packets called lost since the start, those repeated at a probe time-out included."""
-        self.on_black_hole: Callable[[], None] | None = None
-        """Called when the path is held to swallow large packets."""
+        self.watcher: PathWatcher | None = None
+        self.suspects = False
+        """Whether a small packet is to tell."""
         self._large_losses = 0
+        self._large_lost: deque[int] = deque(maxlen=MAX_REMEMBERED)
+        self._newest_lost = -1
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         """One packet arrived."""
         if packet.sent_bytes > SMALLEST_DATAGRAM:
+            if self._large_losses:
+                self._clear()
+        elif self.suspects and packet.packet_number > self._newest_lost:
+            self.suspects = False
             self._large_losses = 0
+            self._large_lost.clear()
+            if self.watcher is not None:
+                self.watcher.large_packets_condemned()
         super().on_packet_acked(now=now, packet=packet)
+
+    def acknowledged(self, numbers: RangeSet) -> None:
+        """The peer names these packets, among them some that were called lost, perhaps."""
+        if any(number in numbers for number in self._large_lost):
+            self._clear()
 
     def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
         """Packets were overtaken by others that arrived: congestion."""
@@ -50,10 +85,23 @@ class WatchingReno(RenoCongestionControl):
         # Where keys are discarded, nothing was lost: those packets belong to the handshake.
         self._count([packet for packet in expired if packet.epoch is Epoch.ONE_RTT])
 
+    def _clear(self) -> None:
+        self._large_losses = 0
+        self._large_lost.clear()
+        if self.suspects:
+            self.suspects = False
+            if self.watcher is not None:
+                self.watcher.large_packets_cleared()
+
     def _count(self, lost: list[QuicSentPacket]) -> None:
         self.packets_lost += len(lost)
-        if any(packet.sent_bytes > SMALLEST_DATAGRAM for packet in lost):
-            self._large_losses += 1
-            if self._large_losses >= BLACK_HOLE_LOSSES and self.on_black_hole is not None:
-                self._large_losses = 0
-                self.on_black_hole()
+        large = [p.packet_number for p in lost if p.sent_bytes > SMALLEST_DATAGRAM]
+        if not large:
+            return
+        self._large_losses += 1
+        self._large_lost.extend(large)
+        self._newest_lost = max(self._newest_lost, *large)
+        if self._large_losses >= BLACK_HOLE_LOSSES and not self.suspects:
+            self.suspects = True
+            if self.watcher is not None:
+                self.watcher.large_packets_suspected()

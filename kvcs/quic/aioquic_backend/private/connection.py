@@ -11,11 +11,12 @@ from aioquic.quic.connection import END_STATES, QuicConnectionState, QuicReceive
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicDeliveryState
+from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from kvcs.errors import UsageError
-from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
+from kvcs.quic.aioquic_backend.private.congestion import PathWatcher, WatchingReno
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
 from kvcs.quic.aioquic_backend.private.sending import Octets, SendBuffer
@@ -305,9 +306,18 @@ class Connection(ReceivingConnection):
         """
         self._loss._pto_count = 0
 
-    def watch_path(self, black_hole: Callable[[], None]) -> None:
-        """Call `black_hole` when datagrams of the size in use no longer arrive."""
-        self._congestion.on_black_hole = black_hole
+    def watch_path(self, watcher: PathWatcher) -> None:
+        """Tell `watcher` when datagrams of the size in use seem to arrive no longer."""
+        self._congestion.watcher = watcher
+        on_ack_received = self._loss.on_ack_received
+
+        def received(*, ack_rangeset: RangeSet, **facts: Any) -> None:
+            if self._congestion.suspects:
+                # The library forgets packets that it called lost.
+                self._congestion.acknowledged(ack_rangeset)
+            on_ack_received(ack_rangeset=ack_rangeset, **facts)
+
+        self._loss.on_ack_received = received  # type: ignore[method-assign]
 
     def set_datagram_size(self, size: int) -> None:
         """Send datagrams of up to `size` octets from now on.

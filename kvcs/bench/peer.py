@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -57,6 +59,7 @@ def runner(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(INSTALL_SECONDS):
@@ -65,7 +68,8 @@ def runner(
             raise ChildFailed(f"aiomoqt: not over within {INSTALL_SECONDS:g} s") from None
         finally:
             if process.returncode is None:
-                process.kill()
+                # The first process of its network, too: with that one the kernel ends all others.
+                os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if process.returncode:
             last = complaint.decode(errors="replace").strip().splitlines()[-1:]

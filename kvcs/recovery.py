@@ -74,6 +74,9 @@ FetchEnd = Callable[[str | None], None]
 class Receiver(Protocol):
     """Takes the events of a FETCH of one data track."""
 
+    def drop(self) -> None:
+        """Give up what is on its way."""
+
     def take(self, event: events.Event, on_fetch_end: FetchEnd | None = None) -> None:
         """One event; ``on_fetch_end`` is told how the FETCH's stream ended."""
 
@@ -88,11 +91,15 @@ class Patient(Protocol):
         """The session that serves it."""
 
     @property
+    def sources(self) -> list[Connection]:
+        """Sessions that may have what lacks; the one that serves it is the first."""
+
+    @property
     def ledger(self) -> Ledger:
         """What is owed and what is verified."""
 
-    def receiver(self, track: DataTrack) -> Receiver:
-        """Receiver of a data track."""
+    def receiver(self, track: DataTrack, connection: Connection) -> Receiver:
+        """Receiver of a data track for a FETCH over one of the sources."""
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""
@@ -114,6 +121,9 @@ class _Run(NamedTuple):
 
 class Recovery:
     """Fetches again what was lost, until it is there or the time for it is up.
+
+    The session that serves the retrieval is asked first; where that does not bring it, the others
+    take turns with it.
 
     Args:
         patient: the retrieval.
@@ -218,10 +228,12 @@ class Recovery:
                 tries = 0
                 await self._more.wait()
                 continue
+            sources = self._patient.sources
+            source = sources[tries % len(sources)]
             for start in range(0, len(runs), MAX_FETCHES):
                 async with asyncio.TaskGroup() as group:
                     for run in runs[start : start + MAX_FETCHES]:
-                        group.create_task(self._fetch(run))
+                        group.create_task(self._fetch(run, source))
             if self._runs():
                 await self._pause(tries)
                 tries += 1
@@ -298,9 +310,9 @@ class Recovery:
 
     # Asking
 
-    async def _fetch(self, run: _Run) -> None:
-        """One FETCH of a run; returns when it has ended."""
-        connection = self._patient.connection
+    async def _fetch(self, run: _Run, connection: Connection) -> None:
+        """One FETCH of a run over one session; returns when it has ended."""
+        ours = connection is self._patient.connection
         if not connection.is_open:
             return
         name = FullTrackName(self._patient.namespace, run.track.name)
@@ -318,7 +330,7 @@ class Recovery:
             return
         self.fetches += 1
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        receiver = self._patient.receiver(run.track)
+        receiver = self._patient.receiver(run.track, connection)
         published: Location | None = run.last
         """Largest Location of the track when we asked; None where it lies before the run."""
 
@@ -341,9 +353,11 @@ class Recovery:
             failure = await done
         finally:
             connection.cancel(request_id)
+            if not ours:
+                receiver.drop()
         if failure is not None:
             self._failure = failure
-        if self._patient.comes_of_itself(run.track):
+        if ours and self._patient.comes_of_itself(run.track):
             # What was not published when we asked is not lost: it comes of itself.
             behind = run.first if published is None else following(published)
             if behind is not None:

@@ -339,9 +339,14 @@ class Cache:
         """What is owed and what is verified."""
         return self._ledger
 
-    def receiver(self, track: DataTrack) -> TrackReceiver:
-        """Receiver of a data track."""
-        return self._reception.receiver(track)
+    @property
+    def sources(self) -> list[Connection]:
+        """Sessions that may have what lacks; the one that serves the cache is the first."""
+        return self._passage.sources
+
+    def receiver(self, track: DataTrack, connection: Connection) -> TrackReceiver:
+        """Receiver of a data track for a FETCH over one of the sources."""
+        return self._passage.receiver(track, connection)
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""

@@ -229,3 +229,40 @@ class Leg:
             self.failed(follower.error)
         elif follower.ended:
             self._traveller.manifest_ended()
+
+
+class Beside:
+    """A `Taker` of FETCHes over another session than the leg's: only what they bring counts.
+
+    Args:
+        traveller: the retrieval.
+    """
+
+    def __init__(self, traveller: Traveller) -> None:
+        self._traveller = traveller
+
+    def verified(self) -> None:
+        """An Object was verified."""
+        self._traveller.verified()
+
+    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+        """It does not have them either: they are owed still."""
+        self._traveller.lost(track, span, reason)
+
+    def dropped(self, track: DataTrack, reason: str) -> None:
+        """Nothing is subscribed to over this session."""
+
+    def sent_away(self, uri: str) -> None:
+        """One FETCH is not worth a move."""
+
+    def refused(self, track: DataTrack, error: RequestError) -> bool:
+        """Nothing is subscribed to over this session."""
+        return False
+
+    def track_changed(self, track: DataTrack) -> None:
+        """Nothing comes of itself over this session."""
+
+    def failed(self, error: KvcsError) -> None:
+        """A contradiction ends the retrieval; the end of this session does not."""
+        if not isinstance(error, ConnectionClosed):
+            self._traveller.failed(error)

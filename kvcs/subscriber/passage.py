@@ -20,8 +20,9 @@ from kvcs.observe import get_logger
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
-from kvcs.subscriber.leg import Leg, Traveller
+from kvcs.subscriber.leg import Beside, Leg, Traveller
 from kvcs.subscriber.manifests import RENDEZVOUS_SECONDS, ManifestFollower
+from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.reception import Reception, Retrieve
 from kvcs.subscriber.requests import may_follow
 from kvcs.subscriber.routes import Routes
@@ -106,6 +107,18 @@ class Passage:
             retrieve=self._retrieve,
             selective=self._selective,
         )
+
+    @property
+    def sources(self) -> list[Connection]:
+        """Sessions that may have what lacks; that of the current leg is the first."""
+        connection = self.leg.connection
+        return [connection, *(each for each in self._routes.usable if each is not connection)]
+
+    def receiver(self, track: DataTrack, connection: Connection) -> TrackReceiver:
+        """Receiver of a data track for a FETCH over the current session, or beside it."""
+        if connection is self.leg.connection:
+            return self.leg.reception.receiver(track)
+        return TrackReceiver(connection, self.traveller.ledger, track, Beside(self.traveller))
 
     def begin(self, tracks: Sequence[DataTrack], entry: SegmentEntry) -> None:
         """Ask for a segment that was added to the ledger, on every leg that can."""

@@ -168,7 +168,10 @@ class TrackReceiver:
         elif isinstance(event, events.TrackMalformed):
             self._taker.failed(PublicationError(f"{self.track} is malformed: {event.reason}"))
         elif isinstance(event, events.SessionClosed):
-            self._taker.failed(self._connection.close_error())
+            closed = self._connection.close_error()
+            self._taker.failed(closed)
+            if on_fetch_end is not None:
+                on_fetch_end(str(closed))
         elif isinstance(event, events.RequestRefused):
             if on_fetch_end is None and self._taker.refused(self.track, refusal(event.error)):
                 return

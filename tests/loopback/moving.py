@@ -70,6 +70,10 @@ class Held(RawPublication):
             if connection.is_open:
                 self.answer(connection, request)
 
+    def asks_held(self, kind: type[PeerRequest]) -> list[PeerRequest]:
+        """Requests of one kind that wait."""
+        return [request for _, request in self.held if isinstance(request, kind)]
+
     async def until_asked(self, condition: Callable[[], bool]) -> None:
         """Wait until requests of peers make a condition true."""
         async with asyncio.timeout(SAFETY):

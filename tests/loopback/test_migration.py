@@ -353,6 +353,50 @@ async def test_goaway_for_one_request(files: PemFiles, elsewhere: bool) -> None:
             assert set(it.wires.objects(name)) == EVERY
 
 
+@pytest.mark.parametrize("other_is_lost", [False, True])
+async def test_what_one_relay_has_lost_is_fetched_from_another(
+    files: PemFiles, other_is_lost: bool
+) -> None:
+    first, second = two()
+    hole: dict[tuple[DataTrack, int], bytes | None] = {(K0, 1): None}
+    first.live[K0] = first.track(b"k.raw.s0", authoritative=False)
+    for layer in range(4):
+        first.layer(layer, hole if layer == 2 else None)
+        second.layer(layer)
+    for raw in (first, second):
+        raw.end()
+        raw.manifest()
+    first.fetchable = False
+    second.announced = False  # it is found at the first
+    second.hold_answers = other_is_lost
+    settings = replace(QUICK, least_recovery=1.0 if other_is_lost else SAFETY)
+    async with (
+        serving(files, observer=accepting(first.answer)) as here,
+        serving(files, observer=accepting(second.answer)) as there,
+        linked(here.url, files) as session,
+        linked(there.url, files, policy=kvcs.Reconnect(deadline=0.1)) as other,
+    ):
+        subscriber = kvcs.Subscriber(session, other, settings=settings)
+        async with subscriber.open(
+            toy_prefix(),
+            deadline=SAFETY,
+            publication=PublicationNamespace.parse(first.namespace),
+        ) as cache:
+            if other_is_lost:
+                await second.until_asked(lambda: bool(second.asks_held(events.FetchReceived)))
+                await there.close()
+                with pytest.raises(kvcs.CacheIncomplete) as caught:
+                    await cache.complete()
+                assert [str(run) for run in caught.value.missing] == [
+                    "k layer 2 blocks 1-1 (tokens 4-7)"
+                ]
+                return
+            assert all([same(layer, first.toy) async for layer in cache])
+            assert cache.connection is session
+            assert (cache.report.moves, cache.report.duplicates) == (0, 0)
+    assert second.asks(events.FetchReceived) and not second.asks(events.SubscribeReceived)
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_goaway_for_a_namespace_subscription(files: PemFiles, elsewhere: bool) -> None:
     first, second = two()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 import kvcs
+from kvcs.moqt import events
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.properties import SetupOption
+from kvcs.quic.connection import PeerRequest
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
-from tests.loopback.kv_fixtures import HOST, SESSION
+from tests.loopback.kv_fixtures import HOST, SESSION, serving
 from tests.loopback.moving import SAFETY, SOON, restartable, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -193,6 +195,45 @@ async def test_goaway_with_a_uri_moves_the_session_there(files: PemFiles) -> Non
             assert session.close_error().code == SessionCode.NO_ERROR
             assert not session.close_error().by_peer  # we left, it did not have to throw us out
             assert session.lasts and session.newest.is_usable
+
+
+async def test_a_publication_is_announced_at_the_new_place_before_it_is_withdrawn_at_the_old(
+    files: PemFiles,
+) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    def place(name: str) -> Callable[[kvcs.Connection, events.Event], None]:
+        def answer(connection: kvcs.Connection, request: PeerRequest) -> bool:
+            connection.core.responder.accept(request.request_id)
+            told.put_nowait(f"announced at the {name}")
+            return True
+
+        def observe(connection: kvcs.Connection, event: events.Event) -> None:
+            if isinstance(event, events.SessionEstablished):
+                connection.answer_with(answer)
+            elif isinstance(event, events.RequestCancelled):
+                told.put_nowait(f"withdrawn at the {name}")
+            elif isinstance(event, events.SessionClosed):
+                told.put_nowait(f"closed at the {name}")
+
+        return observe
+
+    async with (
+        serving(files, observer=place("old")) as old,
+        serving(files, observer=place("new")) as new,
+        kvcs.connect(old.url, ca=files.ca, reconnect=SOON) as session,
+        kvcs.Publisher(session).publish(toy_prefix()) as publication,
+    ):
+        old.goaway(new.url)
+        async with asyncio.timeout(SAFETY):
+            seen = [await told.get() for _ in range(4)]
+        await put(await publication.segment(), toy_publication())
+    assert seen == [
+        "announced at the old",
+        "announced at the new",
+        "withdrawn at the old",
+        "closed at the old",
+    ]
 
 
 @pytest.mark.parametrize("uri", ["moqt://[", "moqt://user@host", "https://h/"])

@@ -211,3 +211,19 @@ def test_a_relay_sends_nobody_to_what_is_no_relay(place: Place, run: Run) -> Non
     failed = run("relay", *options, "--goaway-uri", "https://relay.example")
     assert failed.code == 2
     assert "is not a moqt:// URI" in failed.line()
+
+
+def test_where_one_relay_cannot_be_reached_another_serves(
+    place: Place, relay: RunningRelay, run: Run, tmp_path: Path
+) -> None:
+    cache = make_cache(tmp_path / "cache.safetensors", seed=9)
+    nobody = "moqt://127.0.0.1:1"
+    with Process("publish", cache, "--relay", relay.url, *place.member, "--lines") as producer:
+        producer.event("published")
+        wanted = (*place.member, "--like", cache, "--compare", cache, "--json")
+        got = run("subscribe", "--relay", nobody, "--relay", relay.url, *wanted)
+        assert (got.code, got.json()["equal"]) == (0, True)
+        assert got.line().startswith("kvcs: left out: cannot connect to 127.0.0.1:1")
+    failed = run("subscribe", "--relay", nobody, "--relay", nobody, *wanted)
+    assert failed.code == 2
+    assert failed.line().startswith("kvcs: cannot connect to 127.0.0.1:1")

@@ -68,7 +68,8 @@ class TrackRules:
         """Group IDs in order."""
         self._group_gaps = LocationSet()
         """Groups that do not exist, each run from 0 of the first to the last ID of the last."""
-        self._last: Location | None = None
+        self._last_group = self._last_object = -1
+        """The largest Location of a NORMAL Object, as numbers: every Object is compared."""
         self._end: Location | None = None
         self._final: Location | None = None
         self.forgotten = 0
@@ -167,7 +168,7 @@ class TrackRules:
         Raises:
             MalformedTrack: one was received.
         """
-        if self._last is not None and self._last > final:
+        if self._last > final:
             raise MalformedTrack(f"the Track ends at {final}, but {self._last} exists")
         if self._final is None or final < self._final:
             self._final = final
@@ -183,19 +184,27 @@ class TrackRules:
         return group
 
     def _take_object(self, header: ObjectHeader, group: _Group) -> None:
-        object_id = header.object_id
-        location = header.location
+        group_id, object_id = header.group_id, header.object_id
         if object_id == group.end:
-            raise MalformedTrack(f"{location} lies where its Group has ended")
-        if self._final is not None and location > self._final:
-            raise MalformedTrack(f"{location} lies beyond the end of the Track, {self._final}")
+            raise MalformedTrack(f"{header.location} lies where its Group has ended")
+        if self._final is not None and header.location > self._final:
+            raise MalformedTrack(
+                f"{header.location} lies beyond the end of the Track, {self._final}"
+            )
         if len(group.gaps) and object_id in group.gaps:
-            raise MalformedTrack(f"{location} lies in a gap that was announced")
+            raise MalformedTrack(f"{header.location} lies in a gap that was announced")
         more = group.runs.append(object_id)
         if more:
-            self._grow(header.group_id, more)
-        if self._last is None or location > self._last:
-            self._last = location
+            self._grow(group_id, more)
+        if group_id > self._last_group:
+            self._last_group, self._last_object = group_id, object_id
+        elif group_id == self._last_group and object_id > self._last_object:
+            self._last_object = object_id
+
+    @property
+    def _last(self) -> Location:
+        """The largest Location of a NORMAL Object; below all while there is none."""
+        return Location(self._last_group, self._last_object)
 
     def _check_subgroup(self, header: ObjectHeader, group: _Group) -> None:
         subgroup_id, priority = header.subgroup_id, header.publisher_priority
@@ -266,7 +275,7 @@ class TrackRules:
         group.end = group.final = end
 
     def _end_track(self, end: Location) -> None:
-        if self._last is not None and self._last > end:
+        if self._last > end:
             raise MalformedTrack(f"the Track ends at {end}, but {self._last} exists")
         if self._end is not None and self._end != end:
             raise MalformedTrack(f"the Track ends at {self._end} and at {end}")

@@ -168,7 +168,7 @@ class Deliveries:
             return
         delivery.end(_STREAM_CODES.get(status, StreamCode.CANCELLED))
         self._session.requests.send(
-            request, messages.PublishDone(status, delivery.streams_opened, reason), fin=True
+            request, messages.PublishDone(status, delivery.stream_count, reason), fin=True
         )
         self._session.end_request(request)
 

@@ -16,7 +16,7 @@ from kvcs.moqt.delivery import (
 )
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
-from kvcs.moqt.names import GroupOrder, Location
+from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import Property, find_property
 from kvcs.moqt.store import Track
@@ -102,7 +102,8 @@ class SubscriptionDelivery:
             ParameterType.SUBSCRIBER_PRIORITY, DEFAULT_SUBSCRIBER_PRIORITY
         )
         self.streams_opened = 0
-        """Goes into PUBLISH_DONE as Stream Count."""
+        self.streams_missed = False
+        """Whether streams of the Track that were for it too never came here: a relay's upstream."""
         self.ended = False
         self.done_due = 0.0
         """Not before this time PUBLISH_DONE is sent, in the session's clock."""
@@ -326,6 +327,11 @@ class SubscriptionDelivery:
             # One that may not be opened again stays known until its Subgroup ends.
             self._senders.pop(subgroup, None)
         self.check_drained()
+
+    @property
+    def stream_count(self) -> int:
+        """Stream Count of PUBLISH_DONE; 2^64-1 where it is not known what there was (§9.9)."""
+        return MAX_VI64 if self.streams_missed else self.streams_opened
 
     def _count_stream(self) -> None:
         self.streams_opened += 1

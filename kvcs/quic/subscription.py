@@ -80,8 +80,8 @@ class Subscription:
         """SUBSCRIBE_OK: Track Properties, and the Largest Object when the subscription began; None
         where the publisher began it."""
         self.lost = 0
-        """Streams that were reset, and ranges whose Objects the peer did not get: what was on them
-        may be fetched."""
+        """Streams that were reset or never came, and ranges whose Objects the peer did not get:
+        what was on them may be fetched."""
         self._connection = connection
         self._max_octets = max_octets
         self._octets = 0
@@ -171,6 +171,7 @@ class Subscription:
     def _take_end(self, event: events.Event) -> None:
         if isinstance(event, events.SubscriptionEnded):
             self._done = True
+            self.lost += not event.every_stream_seen
             if event.status != PublishDoneCode.TRACK_ENDED:
                 why = f": {event.reason}" if event.reason else ""
                 self._fail(StreamError(f"the publisher ended the subscription{why}", event.status))

@@ -17,6 +17,7 @@ from kvcs.moqt.messages import RequestOk, SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property, find_property
+from kvcs.moqt.publishing import SubscriptionDelivery
 from kvcs.relay.hub import Hub
 from kvcs.relay.namespaces import Place
 from kvcs.relay.upstream import Retrieval, Upstream
@@ -237,6 +238,8 @@ class Sources:
             self._gone(upstream, now, status=status, reason=reason, error=error)
         elif isinstance(event, events.SubscriptionEnded):
             error = DoesNotExist(event.reason or "the track has ended")
+            if not event.every_stream_seen:
+                self._streams_missed()
             self._gone(upstream, now, status=event.status, reason=event.reason, error=error)
         elif isinstance(event, events.RequestCancelled):
             self._gone(
@@ -248,6 +251,12 @@ class Sources:
             )
 
     # Ends
+
+    def _streams_missed(self) -> None:
+        """Streams from upstream never came: who follows the Track may lack what was on them."""
+        for listener in self._owner.track.listeners:
+            if isinstance(listener, SubscriptionDelivery):
+                listener.streams_missed = True
 
     def session_lost(self, key: int, now: float) -> None:
         """A session is gone, and what came from it.

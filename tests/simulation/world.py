@@ -27,6 +27,9 @@ PING = 3.0
 """PING interval, seconds: a host that moved while it was silent cannot be reached before its next
 packet, and a relay waits 10 s for an answer."""
 
+UNFOLLOWED = 9.0
+"""Seconds in which a relay gives up the subscriptions of consumers that have left."""
+
 SETTLE = 12.0
 """Seconds after the end in which every packet under way has arrived."""
 
@@ -247,9 +250,20 @@ class _World:
                 )
                 await self._fill(publication, plan, data)
                 await self.consumed.wait()
+                await self._check_unfollowed(plan)
         finally:
             if publisher.held_octets:
                 self._problem(f"{plan.name} holds {publisher.held_octets} octets")
+
+    async def _check_unfollowed(self, plan: ProducerPlan) -> None:
+        """All consumers have left: soon nobody asks anything of the producer any more."""
+        if self.plan.faults or any(each.loss for each in self.plan.conditions.values()):
+            return  # who closes while its last packet is lost is missed only after the idle time
+        await asyncio.sleep(UNFOLLOWED)
+        for session in self.network.host(plan.name).sessions:
+            asked = [each for each in session.core.requests.all() if not each.ours]
+            if asked:
+                self._problem(f"{plan.name} is still asked: {[type(r.message) for r in asked]}")
 
     async def _fill(self, publication: kvcs.Publication, plan: ProducerPlan, data: Content) -> None:
         last = plan.layers if plan.end == "finish" else int(plan.end_after * plan.layers)

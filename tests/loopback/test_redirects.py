@@ -19,9 +19,9 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.quic.connection import Connection, PeerRequest
 from kvcs.quic.endpoint import Server
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
-from tests.certificates import PemFiles
+from tests.certificates import PemFiles, write_pem
 from tests.loopback.kv_fixtures import accepting, serving
-from tests.loopback.moving import SAFETY, SOON, Held, linked
+from tests.loopback.moving import SAFETY, SOON, Held, linked, until
 from tests.loopback.raw_publication import K0
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -156,6 +156,31 @@ async def test_a_redirect_to_another_publication_is_not_followed(files: PemFiles
             subscriber = kvcs.Subscriber(session, settings=QUICK)
             with pytest.raises(kvcs.Redirected, match="another"):
                 await subscriber.manifest(kvcs.PublicationNamespace.parse(raw.namespace))
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> PemFiles:
+    """A certificate for this machine by an authority that nobody here trusts."""
+    return write_pem(tmp_path_factory.mktemp("strangers"))
+
+
+async def test_whom_no_trusted_certificate_speaks_for_is_not_followed(
+    files: PemFiles, strangers: PemFiles
+) -> None:
+    raw, url = whole(), ""
+    gate = Gate(to(lambda: url, events.SubscribeReceived, b"manifest"), raw.answer)
+    async with gated(files, gate) as server, whole().serve(strangers) as stranger:
+        url = stranger.url
+        async with linked(server.url, files) as session:
+            subscriber = kvcs.Subscriber(session, settings=QUICK)
+            with pytest.raises(kvcs.Redirected) as caught:
+                await subscriber.manifest(kvcs.PublicationNamespace.parse(raw.namespace))
+            assert isinstance(caught.value.__cause__, kvcs.CertificateError)
+            (peer,) = server.connections
+            peer.goaway(url, timeout=10.0)
+            await until(session, lambda: session.newest is not session)
+            assert session.newest.peer == server.url  # home again
+            assert not stranger.connections
 
 
 async def test_two_relays_that_redirect_to_each_other_are_not_followed_for_ever(

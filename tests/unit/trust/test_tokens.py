@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 from pathlib import Path
@@ -15,11 +14,9 @@ from kvcs.errors import TrustError, UsageError
 from kvcs.trust import (
     CONSUMER,
     PRODUCER,
-    TOKEN_TYPE,
     Action,
     Algorithm,
     Asked,
-    Authority,
     KeyRing,
     KeyUse,
     PublicKey,
@@ -28,60 +25,32 @@ from kvcs.trust import (
     issue,
     read_claims,
     scope_rule,
-    sign1,
 )
 from kvcs.trust.rights import SETUP_RULE, read_rules
 from kvcs.trust.tokens import MAX_VERIFIED
+from tests.unit.trust.makers import (
+    CLAIMS,
+    ISSUER,
+    NOW,
+    OTHER,
+    RELAY,
+    ROOT,
+    SCOPE,
+    ring,
+    signed,
+    token,
+    verifier,
+)
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "tokens"
 PROFILE = json.loads((VECTORS / "profile.json").read_text())
 CAT = json.loads((VECTORS / "cat4moqt.json").read_text())
-
-SCOPE, OTHER = b"s" * 16, b"o" * 16
-NOW = 1_800_000_000
-RELAY = "relay.example"
-ISSUER = SigningKey.generate(use=KeyUse.TOKEN, name="issuer", scope_id=SCOPE)
-ROOT = b"kvcs-1"
-
-
-def token(key: SigningKey = ISSUER, **options: Any) -> bytes:
-    arguments: dict[str, Any] = {
-        "audience": [RELAY],
-        "rules": [scope_rule(SCOPE, CONSUMER)],
-        "issued_at": NOW,
-        "lifetime": 600,
-        "token_id": bytes(8),
-    }
-    return issue(key, **(arguments | options))
-
-
-def ring(*keys: SigningKey) -> KeyRing:
-    return KeyRing([key.public for key in keys or (ISSUER,)], use=KeyUse.TOKEN)
-
-
-def verifier(issuers: KeyRing | None = None, **options: Any) -> TokenVerifier:
-    return TokenVerifier(issuers or ring(), [RELAY], **({"skew": 0} | options))
 
 
 def refused(value: bytes, check: str, judge: TokenVerifier | None = None, now: float = NOW) -> None:
     with pytest.raises(TrustError) as caught:
         (judge or verifier()).verify(value, now)
     assert caught.value.check == check, str(caught.value)
-
-
-def signed(claims: Any, key: SigningKey = ISSUER, header: Any = None) -> bytes:
-    octets = claims if isinstance(claims, bytes) else cbor2.dumps(claims, canonical=True)
-    return sign1(octets, key, {16: "CAT"} if header is None else header)
-
-
-CLAIMS: dict[Any, Any] = {
-    1: "issuer",
-    3: [RELAY],
-    4: NOW + 600,
-    6: NOW,
-    7: bytes(8),
-    327: [[[0, 1]], [[3, 4, 7], [ROOT, SCOPE]]],
-}
 
 
 # --- vectors ---
@@ -461,65 +430,3 @@ def test_a_verifier_out_of_bounds_is_not_made() -> None:
     ):
         with pytest.raises(UsageError):
             make()
-
-
-# --- who may do what ---
-
-
-def authority(issuers: KeyRing | None = None) -> Authority:
-    return Authority(verifier(issuers))
-
-
-def test_a_session_is_opened_by_its_token() -> None:
-    boss = authority()
-    assert boss.admit([], NOW) == ()
-    assert boss.admit([(0x9D + 0x7F, b"grease")], NOW) == ()
-    assert len(boss.admit([(TOKEN_TYPE, token())], NOW)) == 1
-    for shown, check in (
-        ([(TOKEN_TYPE, token(with_setup=False))], "denied"),
-        ([(0, b"password")], "denied"),
-        ([(TOKEN_TYPE, b"junk")], "structure"),
-    ):
-        with pytest.raises(TrustError) as caught:
-            boss.admit(shown, NOW)
-        assert caught.value.check == check
-
-
-def test_decisions_name_their_end() -> None:
-    boss = authority()
-    short = boss.verify([(TOKEN_TYPE, token())], NOW)
-    long = boss.verify([(TOKEN_TYPE, token(lifetime=900))], NOW)
-    asked = Asked(Action.FETCH, (ROOT, SCOPE), b"t")
-    assert boss.decide(asked, short, NOW).until == NOW + 600
-    assert boss.decide(asked, short + long, NOW).until == NOW + 900
-    for grants, now, check in (((), NOW, "denied"), (short, NOW + 600, "expired")):
-        with pytest.raises(TrustError) as caught:
-            boss.decide(asked, grants, now)
-        assert caught.value.check == check
-    with pytest.raises(TrustError) as caught:
-        boss.decide(Asked(Action.PUBLISH, (ROOT, SCOPE), b"t"), short, NOW)
-    assert caught.value.check == "denied"
-
-
-def test_what_is_denied_looks_the_same_whatever_there_is() -> None:
-    boss = authority()
-    grants = boss.verify([(TOKEN_TYPE, token())], NOW)
-    texts = set()
-    for namespace in ((ROOT, OTHER), (ROOT,), (b"other",), (ROOT, OTHER, bytes(32))):
-        with pytest.raises(TrustError) as caught:
-            boss.decide(Asked(Action.SUBSCRIBE, namespace, b"t"), grants, NOW)
-        texts.add((str(caught.value), caught.value.check))
-    assert len(texts) == 1
-
-
-def test_no_token_is_shown() -> None:
-    value = token()
-    grant = verifier().verify(value, NOW)
-    shown = (
-        repr(grant)
-        + repr(read_claims(value))
-        + repr(authority().decide(Asked(Action.FETCH, (ROOT, SCOPE), b"t"), (grant,), NOW))
-    )
-    signature = value[-64:]
-    assert signature.hex() not in shown and repr(signature)[2:-1] not in shown
-    assert hashlib.sha256(value).hexdigest() not in shown

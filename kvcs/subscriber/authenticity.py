@@ -9,7 +9,10 @@ from collections.abc import Callable
 from kvcs.errors import NotAuthentic, UsageError
 from kvcs.kv import PublicationNamespace, SignedManifests
 from kvcs.moqt.names import TrackNamespace
+from kvcs.observe import get_logger
 from kvcs.trust import KeyRing, KeyUse
+
+_log = get_logger("kvcs.subscriber")
 
 
 class Authenticity:
@@ -78,5 +81,6 @@ class Authenticity:
             )
 
     def note(self, error: NotAuthentic) -> None:
-        """Count a publication that was refused."""
+        """Count a publication that was refused, and say so."""
         self.refused[error.check] += 1
+        _log.warning("publication_refused", check=error.check, why=str(error))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from kvcs.moqt.actions import Buffer
 from kvcs.moqt.data import (
@@ -25,56 +24,26 @@ from kvcs.moqt.data import (
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import Range, RangeFilters
 from kvcs.moqt.names import GroupOrder, Location, TrackNamespace
-from kvcs.moqt.properties import KeyValues
+from kvcs.moqt.pieces import Host, Piece, passes
 from kvcs.moqt.ranges import RangeReader, UnknownRun
 from kvcs.moqt.scheduler import SendKey, send_key
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import StoredObject, Subgroup
 from kvcs.moqt.timeouts import Timeouts
 
-
-@dataclass(slots=True)
-class Piece:
-    """What goes on a stream now."""
-
-    data: list[Buffer]
-    fin: bool = False
-    reset: int | None = None
-    """Reset the stream with this code after ``data``."""
-    datagram: bytes | None = None
-    """Send this instead of anything on a stream."""
-
-
-class Host(Protocol):
-    """What the session offers to what it delivers."""
-
-    def schedule(self, sendable: ObjectSender) -> None:
-        """``sendable`` has something to send."""
-
-    def reschedule(self, sendable: ObjectSender) -> None:
-        """The place of ``sendable`` in the order has changed."""
-
-    def unschedule(self, sendable: ObjectSender) -> None:
-        """``sendable`` will send nothing more."""
-
+__all__ = [
+    "Host",
+    "ObjectSender",
+    "Piece",
+    "RangeSender",
+    "SubgroupSender",
+    "UnknownHandler",
+    "passes",
+]
 
 UnknownHandler = Callable[["RangeSender", UnknownRun], bool]
 """Asked once for each run that is unknown: True when it is being looked up and `wake` or `give_up`
 will follow, False when nobody can tell."""
-
-
-def passes(filters: RangeFilters, header: ObjectHeader, default_priority: int) -> bool:
-    """Whether an Object passes the range filters (§3.3); status Objects always do."""
-    if not filters or header.status is not ObjectStatus.NORMAL:
-        return True
-    priority = header.publisher_priority
-    return filters.passes(
-        group_id=header.group_id,
-        subgroup_id=header.subgroup_id,
-        object_id=header.object_id,
-        priority=default_priority if priority is None else priority,
-        properties=KeyValues.decode(header.properties) if header.properties else None,
-    )
 
 
 class ObjectSender(ABC):
@@ -269,7 +238,7 @@ class SubgroupSender(ObjectSender):
             late = self._encoder is not None or header.location > self.span.start
             self._omitted = self._omitted or late
             return False
-        if passes(self.filters, header, self.track.default_priority):
+        if not self.filters or passes(self.filters, header, self.track.default_priority):
             return True
         if self._encoder is not None and self._encoder.header.end_of_group:
             self._omitted = True  # FIN would name another last Object of the Group

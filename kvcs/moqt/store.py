@@ -348,10 +348,9 @@ class Track:
 
     def wake(self) -> None:
         """Wake all who wait for the Track."""
-        if self._watchers:
-            watchers, self._watchers = self._watchers, {}
-            for watcher in watchers:
-                watcher.wake()
+        watchers, self._watchers = self._watchers, {}
+        for watcher in watchers:
+            watcher.wake()
 
     # Leaving
 

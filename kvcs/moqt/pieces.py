@@ -1,0 +1,53 @@
+"""What senders of Objects give and need: pieces of a stream, the session, range filters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kvcs.moqt.actions import Buffer
+from kvcs.moqt.filters import RangeFilters
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.properties import KeyValues
+
+if TYPE_CHECKING:
+    from kvcs.moqt.delivery import ObjectSender
+
+
+@dataclass(slots=True)
+class Piece:
+    """What goes on a stream now."""
+
+    data: list[Buffer]
+    fin: bool = False
+    reset: int | None = None
+    """Reset the stream with this code after ``data``."""
+    datagram: bytes | None = None
+    """Send this instead of anything on a stream."""
+
+
+class Host(Protocol):
+    """What the session offers to what it delivers."""
+
+    def schedule(self, sendable: ObjectSender) -> None:
+        """``sendable`` has something to send."""
+
+    def reschedule(self, sendable: ObjectSender) -> None:
+        """The place of ``sendable`` in the order has changed."""
+
+    def unschedule(self, sendable: ObjectSender) -> None:
+        """``sendable`` will send nothing more."""
+
+
+def passes(filters: RangeFilters, header: ObjectHeader, default_priority: int) -> bool:
+    """Whether an Object passes the range filters (§3.3); status Objects always do."""
+    if not filters or header.status is not ObjectStatus.NORMAL:
+        return True
+    priority = header.publisher_priority
+    return filters.passes(
+        group_id=header.group_id,
+        subgroup_id=header.subgroup_id,
+        object_id=header.object_id,
+        priority=default_priority if priority is None else priority,
+        properties=KeyValues.decode(header.properties) if header.properties else None,
+    )

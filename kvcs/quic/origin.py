@@ -38,7 +38,8 @@ class Origin:
         self._waited_for: set[TrackNamespace] = set()
         """Namespaces whose answer somebody waits for, whatever session gives it."""
         self._came = asyncio.Event()
-        self._ending: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        """Tasks of sessions that are over; each leaves when it has ended."""
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -72,8 +73,7 @@ class Origin:
 
     async def close(self) -> None:
         """Wait until what the sessions have left behind has ended."""
-        ending, self._ending = self._ending, []
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _adopt(self, connection: Connection) -> bool:
         """Answer a session's requests; False where that is done already, or it is over."""
@@ -91,7 +91,9 @@ class Origin:
         connection.stop_answering(self._answer)
         if attached is None:
             return
-        self._ending += attached.announcements.stop()
+        for task in attached.announcements.stop():
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
         for namespace in attached.redirected:
             self._offer_again(namespace)
 

@@ -38,6 +38,7 @@ def tables(connection: Connection) -> dict[str, int]:
     sizes["watches"] = len(connection.namespaces._shared)
     for attached in connection.origin._connections.values():
         sizes["asked for"] = len(attached.subscriptions)
+    sizes["announcing"] = len(connection.origin._ending)
     return {name: size for name, size in sizes.items() if size}
 
 

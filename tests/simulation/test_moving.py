@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
 
 import pytest
@@ -20,8 +22,21 @@ RECONNECT = kvcs.Reconnect(initial=30.0, deadline=30.0, max_pause=1.0, leave=5.0
 SETTINGS = kvcs.SubscriberSettings(least_recovery=20.0)
 """Loss on the way is another matter than sessions: there is time for it."""
 
-FAULTS = ("goaway", "goaway at once", "stop", "kill", "blackout", "producer lost", "consumer lost")
-SEEDS = 10
+BOTH = ("either relay dies", "both relays die")
+"""Faults where everybody has a session with each of two relays."""
+
+FAULTS = (
+    "goaway",
+    "goaway at once",
+    "stop",
+    "kill",
+    "blackout",
+    "producer lost",
+    "consumer lost",
+    *BOTH,
+)
+SEEDS = int(os.environ.get("KVCS_MOVES", "6"))
+"""Runs of each fault; more are worth a try after a change."""
 
 
 def relay(network: Network, name: str) -> kvcs.Relay:
@@ -60,7 +75,7 @@ class Scene:
         async with AsyncExitStack() as stack:
             self.a = await self._start("a")
             self.b = await self._start("b")
-            stack.push_async_callback(self.b.close, at_once=True)
+            stack.push_async_callback(lambda: self.b.close(at_once=True))
             stack.push_async_callback(lambda: self.a.close(at_once=True))
             consumers = chance.randrange(1, 4)
             async with asyncio.TaskGroup() as group:
@@ -85,19 +100,25 @@ class Scene:
             await started.__aenter__()
         return started
 
-    def connect(self) -> AbstractAsyncContextManager[kvcs.Connection]:
-        """A session of a host with relay a, and those that follow it."""
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[list[kvcs.Connection]]:
+        """Sessions of a host with the relays that it knows, and those that follow them."""
+        async with AsyncExitStack() as stack:
+            names = "ab" if self.fault in BOTH else "a"
+            yield [await stack.enter_async_context(self._session(name)) for name in names]
+
+    def _session(self, name: str) -> AbstractAsyncContextManager[kvcs.Connection]:
         return kvcs.connect(
-            f"moqt://a:{PORT}",
+            f"moqt://{name}:{PORT}",
             quic=kvcs.QuicSettings(idle_timeout=4.0, ping_interval=1.0),
             reconnect=RECONNECT,
         )
 
     async def _produce(self) -> None:
         with self.network.host("producer"):
-            async with self.connect() as session:
+            async with self.connect() as sessions:
                 self.connected.release()
-                publishing = kvcs.Publisher(session).publish(self.prefix)
+                publishing = kvcs.Publisher(*sessions).publish(self.prefix)
                 async with publishing as publication:
                     segment = await publication.segment()
                     for layer in range(6):
@@ -107,10 +128,11 @@ class Scene:
 
     async def _consume(self, name: str, after: float) -> None:
         with self.network.host(name):
-            async with self.connect() as session:
+            async with self.connect() as sessions:
                 self.connected.release()
                 await asyncio.sleep(after)
-                subscriber = kvcs.Subscriber(session, settings=SETTINGS)
+                self.random.shuffle(sessions)
+                subscriber = kvcs.Subscriber(*sessions, settings=SETTINGS)
                 async with subscriber.open(self.prefix, deadline=DEADLINE) as cache:
                     layers = [layer async for layer in cache]
                 report = cache.report
@@ -127,6 +149,12 @@ class Scene:
             if fault == "goaway at once":
                 await asyncio.sleep(chance.uniform(0.0, 1.0))
                 await self.a.close(at_once=True)
+        elif fault in BOTH:
+            for name in chance.sample("ab", 1 if fault.startswith("either") else 2):
+                await (self.a if name == "a" else self.b).close(at_once=True)
+                await asyncio.sleep(chance.uniform(0.0, 4.0))
+                setattr(self, name, await self._start(name))
+                await asyncio.sleep(chance.uniform(0.0, 1.0))
         elif fault in ("stop", "kill"):
             await self.a.close(at_once=fault == "kill")
             await asyncio.sleep(chance.uniform(0.0, 4.0))

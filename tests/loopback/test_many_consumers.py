@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -40,13 +41,14 @@ class Outgoing:
 
     def __init__(self, connection: Connection) -> None:
         self._streams: dict[int, bytearray] = {}
-        self._send = connection.transport.send
-        connection.transport.send = self._note  # type: ignore[method-assign]
+        self._send_all = connection.transport.send_all
+        connection.transport.send_all = self._note  # type: ignore[method-assign]
 
-    def _note(self, stream_id: int, data: Buffer, fin: bool) -> None:
+    def _note(self, stream_id: int, pieces: Sequence[Buffer], fin: bool) -> None:
         if stream_id & 2:
-            self._streams.setdefault(stream_id, bytearray()).extend(data)
-        self._send(stream_id, data, fin)
+            for piece in pieces:
+                self._streams.setdefault(stream_id, bytearray()).extend(piece)
+        self._send_all(stream_id, pieces, fin)
 
     def objects(self) -> Counter[tuple[bytes, Location]]:
         """How often each KVCS Object was sent: by its component and codec, and its Location."""

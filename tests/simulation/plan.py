@@ -129,9 +129,13 @@ class Plan:
 
     def _is_outlived(self, fault: Fault, consumer: ConsumerPlan) -> bool:
         """Whether a consumer gets everything in spite of a fault."""
-        if fault.kind == "kill" and fault.host.startswith("consumer"):
-            # Its retrieval goes on in the next session; a join by MOQT alone does not.
-            return consumer.retrieve != "raw" or fault.host != consumer.name
+        if fault.kind == "kill":
+            # Sessions come back, and retrievals go on in the next one; a join by MOQT alone does
+            # not, and a publication that was named is asked for once.
+            if fault.host.startswith("consumer"):
+                return consumer.retrieve != "raw" or fault.host != consumer.name
+            producer = self.producers[consumer.producer]
+            return consumer.retrieve != "raw" and producer.first_segment == producer.blocks
         return fault.kind in HARMLESS
 
 

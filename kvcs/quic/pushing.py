@@ -67,8 +67,8 @@ class Pushes:
             self._offer(request_id, track)
 
     def _offer(self, request_id: int, track: Track) -> None:
-        if self._has(track.name):
-            return
+        if self._has(track.name) or not self._connection.is_usable:
+            return  # where the peer sends us away, nothing new is begun (§9.2)
         offered = self._connection.core.responder.publish_tracks(request_id, track)
         if offered is not None:
             self._note(track, offered)

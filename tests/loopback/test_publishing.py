@@ -224,6 +224,21 @@ async def test_a_subscriber_that_leaves_ends_a_published_subscription(files: Pem
             assert session.is_open
 
 
+async def test_a_peer_that_sends_us_away_is_offered_nothing_new(files: PemFiles) -> None:
+    async with serve("127.0.0.1", 0, cert=files.cert, key=files.key) as server:
+        async with connect(server.url, ca=files.ca) as session:
+            watch = session.tracks.watch(PREFIX)
+            await watch.answered.wait()
+            [connection] = server.connections
+            heard = asyncio.Event()
+            connection.on_goaway(heard.set)
+            session.goaway()
+            async with asyncio.timeout(SECONDS):
+                await heard.wait()
+            server.origin.add_track(track(NAME))
+            assert [one for one in connection.core.requests.all() if one.ours] == []
+
+
 async def test_what_is_not_wanted_is_refused_and_what_is_not_there_is_not_pushed(
     files: PemFiles,
 ) -> None:

@@ -11,6 +11,7 @@ from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.ports import Address
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
 from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, SMALLEST_DATAGRAM
+from kvcs.quic.aioquic_backend.udp import make_socket
 
 log = get_logger("kvcs.quic")
 
@@ -82,11 +83,16 @@ def route_mtu(family: int, address: Address) -> int | None:
     if sys.platform != "linux":
         return None
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock = make_socket.get()(family, socket.SOCK_DGRAM)
+        try:
             sock.connect(address)
             if family == socket.AF_INET6:
-                return sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
-            return sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+                mtu = sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+            else:
+                mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+        finally:
+            sock.close()
     except OSError as exc:
         log.debug("route_mtu_unknown", address=str(address[0]), error=str(exc))
         return None
+    return mtu or None  # a virtual network has none

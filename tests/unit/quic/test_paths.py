@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
+from typing import cast
 
 import pytest
 
 from kvcs.quic.aioquic_backend import paths
 from kvcs.quic.aioquic_backend.paths import COMMON_SIZES, datagram_sizes, route_mtu
+from kvcs.quic.aioquic_backend.udp import make_socket
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell the MTU")
 
@@ -74,3 +76,26 @@ def test_the_kernel_tells_the_mtu_of_loopback() -> None:
 @LINUX
 def test_an_address_without_a_route_has_no_mtu() -> None:
     assert route_mtu(socket.AF_INET6, ("fe80::1", 9, 0, 0)) is None
+
+
+@LINUX
+def test_a_virtual_network_is_asked_and_not_this_machine() -> None:
+    asked: list[object] = []
+
+    class Virtual:
+        def connect(self, address: object) -> None:
+            asked.append(address)
+
+        def getsockopt(self, level: int, option: int) -> int:
+            return 0
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    token = make_socket.set(lambda family, kind: cast(socket.socket, Virtual()))
+    try:
+        assert route_mtu(socket.AF_INET, ("127.0.0.1", 9)) is None
+        assert datagram_sizes(("10.0.0.1", 9)) == COMMON_SIZES[1:]
+    finally:
+        make_socket.reset(token)
+    assert asked == [("127.0.0.1", 9), "closed", ("10.0.0.1", 9), "closed"]

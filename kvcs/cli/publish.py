@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +24,7 @@ from kvcs.cli.options import (
     ReconnectOption,
     ScopeKeyOption,
     TokenOption,
+    connect_all,
     parse_address,
     prefix_of,
     seconds,
@@ -47,8 +48,12 @@ def register(app: typer.Typer) -> None:
         file: Annotated[Path, typer.Argument(metavar="FILE", help="KV cache file (safetensors).")],
         scope_key_file: ScopeKeyOption,
         relay: Annotated[
-            str | None,
-            typer.Option("--relay", metavar="URL", help="Where to publish, moqt://HOST:PORT."),
+            list[str] | None,
+            typer.Option(
+                "--relay",
+                metavar="URL",
+                help="Where to publish, moqt://HOST:PORT; may be repeated.",
+            ),
         ] = None,
         bind: Annotated[
             str | None,
@@ -112,15 +117,14 @@ def register(app: typer.Typer) -> None:
         sign = None if sign_key_file is None else read_own_key(sign_key_file, output)
         told = Lines(lines)
         settings = PublisherSettings(retention=retention)
-        peer = (
-            None
-            if relay is None
-            else Peer(relay, ca, token_file, insecure, None, datagram_size, reconnect)
-        )
+        peers = [
+            Peer(url, ca, token_file, insecure, None, datagram_size, reconnect)
+            for url in dict.fromkeys(relay or ())
+        ]
         quic = QuicSettings(datagram_size=datagram_size)
-        async with _session(peer, bind, cert, key, quic, token_file) as session:
-            where = session.url if isinstance(session, Server) else relay or ""
-            publisher = Publisher(session, settings=settings)
+        async with _session(peers, bind, cert, key, quic, token_file) as sessions:
+            where = next(each.url if isinstance(each, Server) else each.peer for each in sessions)
+            publisher = Publisher(*sessions, settings=settings)
             async with publisher.publish(prefix, sign=sign) as publication:
                 uri = publication.uri(where)
                 told.event("announced", uri=uri, blocks=prefix.blocks)
@@ -128,30 +132,30 @@ def register(app: typer.Typer) -> None:
                     output.note(f"announced {uri}")
                 await _put_layers(output, cache, publication, pace, told)
                 _show(output, publication, uri, told)
-                await _stay(session, retain)
+                await _stay(sessions, retain)
 
 
 @asynccontextmanager
 async def _session(
-    peer: Peer | None,
+    peers: Sequence[Peer],
     bind: str | None,
     cert: Path | None,
     key: Path | None,
     quic: QuicSettings,
     token_file: Path | None,
-) -> AsyncIterator[Connection | Server]:
-    if peer is not None and bind is None:
-        async with peer.connect() as connection:
-            yield connection
+) -> AsyncIterator[Sequence[Connection | Server]]:
+    if peers and bind is None:
+        async with connect_all(peers) as connections:
+            yield connections
         return
-    if peer is not None or bind is None:
+    if peers or bind is None:
         raise UsageError("say where to publish: --relay URL, or --serve HOST:PORT")
     if cert is None or key is None:
         raise UsageError("--serve needs --cert FILE and --key FILE; `kvcs certs` makes them")
     host, port = parse_address(bind, RELAY_PORT)
     token = token_source(token_file)
     async with serve(host, port, cert=cert, key=key, quic=quic, token=token) as server:
-        yield server
+        yield [server]
 
 
 async def _put_layers(
@@ -198,17 +202,20 @@ def _show(output: Output, publication: Publication, uri: str, told: Lines) -> No
     )
 
 
-async def _stay(session: Connection | Server, seconds: float | None) -> None:
-    """Serve until the time is up, or the relay is gone and does not come back.
+async def _stay(sessions: Sequence[Connection | Server], seconds: float | None) -> None:
+    """Serve until the time is up, or every relay is gone and does not come back.
 
     Raises:
-        ConnectionClosed: it is gone, or says that it will be where nothing is to follow it.
+        ConnectionClosed: they are gone, or say that they will be where nothing is to follow.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            if isinstance(session, Server):
-                await asyncio.Event().wait()
-            else:
-                await session.gone()
-                session.newest.check_open()
-                raise ConnectionClosed("it goes away (GOAWAY)", by_peer=True)
+            for session in sessions:
+                if isinstance(session, Server):
+                    await asyncio.Event().wait()
+                else:
+                    await session.gone()
+            for session in sessions:
+                if isinstance(session, Connection):
+                    session.newest.check_open()
+            raise ConnectionClosed("it goes away (GOAWAY)", by_peer=True)

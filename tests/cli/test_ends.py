@@ -227,3 +227,20 @@ def test_where_one_relay_cannot_be_reached_another_serves(
     failed = run("subscribe", "--relay", nobody, "--relay", nobody, *wanted)
     assert failed.code == 2
     assert failed.line().startswith("kvcs: cannot connect to 127.0.0.1:1")
+
+
+def test_a_producer_at_two_relays_stays_while_one_is_left(
+    place: Place, relay: RunningRelay, run: Run
+) -> None:
+    with Process(
+        "relay", "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--lines"
+    ) as other:
+        url = other.event("listening")["url"]
+        both = ("--relay", url, "--relay", relay.url, *place.member, "--reconnect", "0.5")
+        with Process("publish", place.cache, *both, "--lines") as producer:
+            producer.event("published")
+            other.stop()
+            wanted = ("--like", place.cache, "--compare", place.cache, "--json")
+            got = run("subscribe", "--relay", relay.url, *place.member, *wanted)
+            assert (got.code, got.err) == (0, "")
+            check_ended(producer.stop(signal.SIGINT), signal.SIGINT)

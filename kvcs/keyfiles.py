@@ -1,5 +1,6 @@
 """Files of keys: COSE_KeySets, one for each ring, and one for a producer's or issuer's own key.
 
+A ring of public keys says whom to trust; one of protection keys is a secret of a scope's members.
 Whoever can write a ring decides whom its readers trust, and whoever can read a signing key can sign
 with it: both are written so that only their owner can (mode 0600).
 """
@@ -10,6 +11,7 @@ import os
 from pathlib import Path
 
 from kvcs.errors import FileError, TrustError
+from kvcs.kv.protection_keys import ProtectionRing
 from kvcs.trust.keys import KeyUse, SigningKey
 from kvcs.trust.rings import MAX_KEY_SET_OCTETS, KeyRing, encode_keys, read_signing_key
 
@@ -65,6 +67,38 @@ def save_signing_key(path: AnyPath, key: SigningKey) -> None:
         FileError: the file is there already, or cannot be written.
     """
     _write(path, encode_keys([key]), replace=False)
+
+
+def load_protection_ring(path: AnyPath) -> ProtectionRing:
+    """Read the protection keys of a scope.
+
+    Args:
+        path: a COSE_KeySet; `kvcs keygen --protection` makes it.
+
+    Raises:
+        FileError: it cannot be read, or is no such ring. Nothing of it is repeated.
+    """
+    try:
+        return ProtectionRing.decode(_read(path))
+    except TrustError as exc:
+        raise FileError(f"{os.fspath(path)}: {exc}") from None
+
+
+def save_protection_ring(path: AnyPath, ring: ProtectionRing, *, replace: bool = False) -> None:
+    """Write the protection keys of a scope to a file that only its owner can read.
+
+    Args:
+        path: the file.
+        ring: its keys.
+        replace: take the place of the file that is there, in one step.
+
+    Raises:
+        FileError: the file is there already and is not replaced, or cannot be written; then it
+            stays as it was.
+    """
+    if not len(ring):
+        raise FileError(f"{os.fspath(path)}: a ring without keys opens nothing; delete the file")
+    _write(path, ring.encode(), replace=replace)
 
 
 class RingFile:

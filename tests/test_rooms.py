@@ -64,7 +64,7 @@ ROOMS = {
         INPUT_OUTPUT | CLOCKS,
     ),
     "planner": Room({"errors", "kv"}, set(), INPUT_OUTPUT | CLOCKS),
-    "keyfiles": Room({"errors", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
+    "keyfiles": Room({"errors", "kv", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
     "kvfile": Room({"errors", "kv"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
     "observe": Room({"errors"}, {"structlog"}, set()),
     "relay": Room({"errors", "moqt", "trust"}, set(), PURE),

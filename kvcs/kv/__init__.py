@@ -31,6 +31,8 @@ from kvcs.kv.payload import (
     check_header,
     check_length,
 )
+from kvcs.kv.protection import CipherSuite, ProtectionKey
+from kvcs.kv.protection_keys import ProtectionRing
 from kvcs.kv.signed import (
     SignedManifests,
     SignedVersion,
@@ -67,6 +69,7 @@ __all__ = [
     "UNPINNED",
     "BlockLayout",
     "BlockShape",
+    "CipherSuite",
     "Codec",
     "Component",
     "DataTrack",
@@ -83,6 +86,8 @@ __all__ = [
     "Payload",
     "PayloadHeader",
     "Prefix",
+    "ProtectionKey",
+    "ProtectionRing",
     "PublicationNamespace",
     "Scheme",
     "Scope",

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -193,19 +193,27 @@ class Sealer:
         self._last: Location | None = None
         self._blocks = 0
 
-    def seal(self, location: Location, priority: int, parts: Sequence[Octets]) -> memoryview:
+    def seal(
+        self,
+        location: Location,
+        priority: int,
+        parts: Sequence[Octets],
+        into: memoryview | None = None,
+    ) -> memoryview:
         """Seal one payload.
 
         Args:
             location: behind every one that this has sealed.
             priority: the Object's Publisher Priority, which is fixed from here on.
             parts: the payload's octets in pieces; they are read once and not joined.
+            into: where the sealed payload goes, `sealed_octets` long; a new buffer by default.
 
         Returns:
-            The sealed payload, `sealed_octets` long.
+            The sealed payload.
 
         Raises:
-            UsageError: the Location was sealed or passed already, or its Object ID is too large.
+            UsageError: the Location was sealed or passed already, its Object ID is too large, or
+                ``into`` has another length.
             KeyExhausted: the key has sealed 64 GiB.
         """
         if location.object > MAX_OBJECT_ID:
@@ -217,12 +225,15 @@ class Sealer:
             )
         octets = sum(map(len, parts))
         prefix = encode_vi64(octets)
+        # The tag's place is the slack that the cipher wants behind what it writes.
+        size = len(prefix) + octets + TAG_OCTETS
+        sealed = memoryview(bytearray(size)) if into is None else into
+        if len(sealed) != size:
+            raise UsageError(f"{len(sealed)} octets of room for {size} sealed ones")
         self._count(len(prefix) + octets)
         self._last = location
         encryptor = Cipher(self._algorithm, modes.GCM(nonce(self._salt, location))).encryptor()
         encryptor.authenticate_additional_data(associated_data(location, priority, self._immutable))
-        # The tag's place is the slack that the cipher wants behind what it writes.
-        sealed = memoryview(bytearray(len(prefix) + octets + TAG_OCTETS))
         end = 0
         for part in (prefix, *parts):
             end += encryptor.update_into(part, sealed[end:])
@@ -237,6 +248,13 @@ class Sealer:
         self._blocks = blocks
 
 
+class Keys(Protocol):
+    """Finds base keys: a dict by Key ID, or a ring."""
+
+    def get(self, key_id: int, /) -> ProtectionKey | None:
+        """The key of that Key ID."""
+
+
 class Opener:
     """Opens the Objects of one track.
 
@@ -245,7 +263,7 @@ class Opener:
         name: the track.
     """
 
-    def __init__(self, keys: dict[int, ProtectionKey], name: FullTrackName) -> None:
+    def __init__(self, keys: Keys, name: FullTrackName) -> None:
         self._keys = keys
         self._name = serialized_name(name)
         self._derived: dict[int, tuple[AESGCM, bytes]] = {}

@@ -43,15 +43,23 @@ class AskedTimeouts:
     def of(self, track: Track, subgroup: Subgroup) -> Timeouts:
         """The timeouts of a Subgroup: of the publisher's value and the subscriber's the smaller.
 
-        The publisher's is in the Properties of the Subgroup's first Object, else the Track's.
+        The publisher's is in the Properties of the Subgroup's first Object, else the Track's. That
+        of an Object does not count among its immutable properties: there the same number is the Key
+        ID of Secure Objects.
         """
         first = KeyValues()
         if subgroup.from_start and subgroup.objects and subgroup.objects[0].header.properties:
             first = KeyValues.decode(subgroup.objects[0].header.properties)
-        sources = (first, track.properties)
+        open_first = KeyValues(
+            tuple(item for item in first.items if item[0] != Property.IMMUTABLE_PROPERTIES)
+        )
         return Timeouts(
-            _effective(self.object_ms, sources, Property.OBJECT_DELIVERY_TIMEOUT),
-            _effective(self.subgroup_ms, sources, Property.SUBGROUP_DELIVERY_TIMEOUT),
+            _effective(
+                self.object_ms, (open_first, track.properties), Property.OBJECT_DELIVERY_TIMEOUT
+            ),
+            _effective(
+                self.subgroup_ms, (first, track.properties), Property.SUBGROUP_DELIVERY_TIMEOUT
+            ),
         )
 
 

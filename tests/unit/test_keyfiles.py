@@ -12,10 +12,13 @@ from kvcs.errors import FileError
 from kvcs.keyfiles import (
     RingFile,
     load_key_ring,
+    load_protection_ring,
     load_signing_key,
     save_key_ring,
+    save_protection_ring,
     save_signing_key,
 )
+from kvcs.kv import ProtectionRing
 from kvcs.trust import KeyRing, KeyUse, SigningKey
 from kvcs.trust.rings import MAX_KEY_SET_OCTETS
 
@@ -105,3 +108,26 @@ def test_a_file_that_breaks_leaves_the_ring_as_it_was(tmp_path: Path) -> None:
     assert list(followed.ring) == [key.public]
     with pytest.raises(FileError):
         RingFile(path)
+
+
+def test_protection_keys_are_for_their_owner_only(tmp_path: Path) -> None:
+    ring = ProtectionRing(scope_id=b"s" * 16)
+    key = ring.rotate()
+    path = tmp_path / "protect.keys"
+    save_protection_ring(path, ring)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(load_protection_ring(path)) == [key]
+    with pytest.raises(FileError, match="is there already"):
+        save_protection_ring(path, ring)
+    newer = ring.rotate()
+    save_protection_ring(path, ring, replace=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_protection_ring(path).current == newer
+    with pytest.raises(FileError, match="opens nothing"):
+        save_protection_ring(path, ProtectionRing(), replace=True)
+    path.write_bytes(key.base_key)
+    with pytest.raises(FileError) as refused:
+        load_protection_ring(path)
+    assert str(path) in str(refused.value)
+    with pytest.raises(FileError, match="No such file"):
+        load_protection_ring(tmp_path / "absent")

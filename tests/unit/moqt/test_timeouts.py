@@ -99,6 +99,16 @@ def test_properties_of_an_object_that_is_not_the_first_do_not_count() -> None:
     assert AskedTimeouts().of(source, subgroup) == Timeouts()
 
 
+def test_a_key_id_among_immutable_properties_is_no_timeout() -> None:
+    key_id = 2**32 + 1  # fifty days, if it were one
+    inner = KeyValues.of({OBJECT: key_id, SUBGROUP: 700}).write()
+    source = track()
+    first = KeyValues.of({Property.IMMUTABLE_PROPERTIES: inner}).write()
+    source.publish(ObjectHeader(0, 0, 0, 0, properties=first), (), 0.0)
+    timeouts = AskedTimeouts().of(source, source.groups[0].subgroups[0])
+    assert timeouts == Timeouts(subgroup=0.7)
+
+
 # What becomes of it
 
 

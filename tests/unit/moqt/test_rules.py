@@ -6,6 +6,8 @@ import pytest
 
 from kvcs.moqt import rules
 from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.limits import Budget
+from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.rules import TrackRules
 
@@ -144,3 +146,68 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         track.finish_subgroup(group, 0, 1, end_of_group=True)
     assert track.entries <= 10 and track.forgotten
     malformed(track, header(99, 1))
+
+
+# Gaps, the end that FETCH_OK names, and what was forgotten
+
+
+def test_gaps_are_held_against_what_came_before_and_after() -> None:
+    track = checked(header(5, 2), header(5, 9))
+    with pytest.raises(MalformedTrack):
+        track.check_object(header(5, 12), object_gap=3)
+    track = checked(header(5, 2), header(5, 9))
+    track.check_object(header(5, 12), object_gap=2)
+    malformed(track, header(5, 11, subgroup=1))
+    track.check_object(header(5, 12), object_gap=2)
+
+
+def test_a_group_gap_is_told_once_and_may_be_none() -> None:
+    track = checked(header(1, 0))
+    track.check_object(header(3, 0), group_gap=0)
+    track.check_object(header(3, 1))
+    with pytest.raises(MalformedTrack):
+        track.check_object(header(3, 2), group_gap=1)
+    track.check_object(header(6, 0), group_gap=2)
+    malformed(track, header(5, 0))
+
+
+@pytest.mark.parametrize("final", [(3, 7), (4, 0)])
+def test_no_object_beyond_the_end_that_fetch_ok_names(final: tuple[int, int]) -> None:
+    track = checked(header(3, 7))
+    track.finish_track(Location(*final))
+    track.finish_track(Location(9, 9))  # a later one says less
+    malformed(track, header(4, 1))
+    track.check_object(header(4, 1, status=END_OF_TRACK))
+    with pytest.raises(MalformedTrack):
+        track.finish_track(Location(3, 6))
+
+
+def test_ends_of_what_was_forgotten_are_taken_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "MAX_RULE_ENTRIES", 4)
+    track = checked(*[header(group, 0) for group in range(9)])
+    track.finish_subgroup(0, 0, 0, end_of_group=True)
+    track.finish_group(1, 5)
+    track.finish_subgroup(8, 7, 3, end_of_group=False)
+    assert track.entries <= 4
+
+
+def test_the_group_in_use_is_kept_and_the_next_one_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "MAX_RULE_ENTRIES", 8)
+    track = checked(header(0, 0), header(1, 0), header(2, 0))
+    for object_id in range(3, 12, 3):
+        track.check_object(header(0, object_id))
+    track.finish_subgroup(0, 0, 9, end_of_group=True)
+    malformed(track, header(0, 20))
+    assert track.entries <= 8
+
+
+def test_a_budget_without_room_keeps_the_last_group_only() -> None:
+    budget = Budget(0)
+    track = TrackRules(budget)
+    for number in range(20):
+        track.check_object(header(number, 0))
+    assert track.entries == budget.used <= 3  # its Group, Subgroup and run

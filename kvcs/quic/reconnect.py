@@ -18,7 +18,7 @@ class Reconnect:
 
     initial: float | None = None
     """How long the first session is tried for again where nobody listens yet; 0 fails at once. By
-    default 3 s, and no longer than the transport's `connect_timeout`. A certificate that does not
+    default 2 s, and no longer than the transport's `connect_timeout`. A certificate that does not
     verify always fails at once."""
 
     deadline: float | None = 60.0
@@ -81,7 +81,7 @@ class Reconnect:
         return longest * (1 - self.jitter * chance.random())
 
 
-INITIAL_SECONDS = 3.0
+INITIAL_SECONDS = 2.0
 """How long the first session is tried for unless something else is said."""
 
 DEFAULT_RECONNECT = Reconnect()

@@ -1,4 +1,5 @@
-"""The manifest track of one publication: its versions, signed or not (KVCS "Manifest Track")."""
+"""The manifest track of one publication: its versions, signed, sealed, both or neither (KVCS
+"Manifest Track")."""
 
 from __future__ import annotations
 
@@ -13,15 +14,19 @@ from kvcs.kv import (
     PublicationNamespace,
     sign_manifest,
 )
+from kvcs.kv.protection import Sealer
+from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.store import Track
 from kvcs.trust import SigningKey
+
+Parts = tuple[memoryview, ...]
 
 MANIFEST_PRIORITY = 0
 """Publisher Priority of the manifest track (KVCS "Objects")."""
 
 THREAD_OCTETS = 1 << 20
-"""Versions of more octets than this are signed in a thread, off the event loop."""
+"""Versions of more octets than this are signed and sealed in a thread, off the event loop."""
 
 Done = Callable[[], None]
 """Called when a version is published."""
@@ -36,6 +41,7 @@ class ManifestTrack:
         writer: the manifest as it grows.
         cadence: when a version is due.
         sign: the producer's key; without one the track is "manifest".
+        sealer: makes what seals the Objects of a track; without one they are not protected.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class ManifestTrack:
         writer: ManifestWriter,
         cadence: ManifestCadence,
         sign: SigningKey | None,
+        sealer: Callable[[bytes], Sealer] | None = None,
     ) -> None:
         self.track = new_track(MANIFEST if sign is None else MANIFEST_COSE)
         """The Track; a publication has exactly one for its manifest."""
@@ -54,11 +61,12 @@ class ManifestTrack:
         self._writer = writer
         self._cadence = cadence
         self._sign = sign
+        self._sealer = None if sealer is None else sealer(self.track.name.name)
         self._octets = 0
         self._published_at = 0.0
-        self._signing: asyncio.Task[None] | None = None
+        self._making: asyncio.Task[None] | None = None
         self._next: tuple[bytes, float] | None = None
-        """JSON of the newest version that waits to be signed, and when it was made."""
+        """JSON of the newest version that waits to be signed or sealed, and when it was made."""
         self._waiting: list[Done] = []
 
     def due(self, *, completed: int, listed: int, now: float) -> bool:
@@ -80,62 +88,69 @@ class ManifestTrack:
     def publish(self, now: float, done: Done = lambda: None) -> None:
         """One more version: Object 0 of the next Group.
 
-        A large one is signed in a thread and published a little later. Versions that come meanwhile
-        are merged: each says all that the former ones do.
+        A large one is signed and sealed in a thread and published a little later. Versions that
+        come meanwhile are merged: each says all that the former ones do.
 
         Args:
             now: the loop's clock, seconds.
             done: called once it, or a later one, is published; never where `stop` comes before.
         """
-        if self._sign is None:
+        if self._sign is None and self._sealer is None:
             self._put(tuple(memoryview(part) for part in self._writer.parts()), now)
             done()
             return
         payload = self._writer.to_json_bytes()
-        if self._signing is None and len(payload) <= THREAD_OCTETS:
-            self._put((memoryview(self._signed(payload, self._sign)),), now)
+        if self._making is None and len(payload) <= THREAD_OCTETS:
+            self._put(self._made(payload), now)
             done()
             return
         self._next = (payload, now)
         self._waiting.append(done)
-        if self._signing is None:
-            self._signing = asyncio.get_running_loop().create_task(self._sign_all(self._sign))
+        if self._making is None:
+            self._making = asyncio.get_running_loop().create_task(self._make_all())
 
     async def settled(self) -> None:
         """Wait until every version that was made is published."""
-        signing = self._signing
-        if signing is not None:
+        making = self._making
+        if making is not None:
             # Not awaited itself: neither end would then know whom a cancellation was meant for.
-            await asyncio.wait((signing,))
-            if not signing.cancelled():
-                signing.result()
+            await asyncio.wait((making,))
+            if not making.cancelled():
+                making.result()
 
     def stop(self) -> None:
         """Publish nothing more."""
         self._next = None
         self._waiting.clear()
-        if self._signing is not None:
-            self._signing.cancel()
-            self._signing = None
+        if self._making is not None:
+            self._making.cancel()
+            self._making = None
 
     # Inner workings
 
-    async def _sign_all(self, key: SigningKey) -> None:
+    async def _make_all(self) -> None:
         while self._next is not None:
             (payload, now), self._next = self._next, None
             waiting, self._waiting = self._waiting, []
-            signed = await asyncio.to_thread(self._signed, payload, key)
-            self._put((memoryview(signed),), now)
+            self._put(await asyncio.to_thread(self._made, payload), now)
             for done in waiting:
                 done()
-        self._signing = None
+        self._making = None
 
-    def _signed(self, payload: bytes, key: SigningKey) -> bytes:
-        return sign_manifest(payload, key, self._namespace, self.versions)
+    def _made(self, payload: bytes) -> Parts:
+        """The next version, signed first and sealed then."""
+        if self._sign is not None:
+            payload = sign_manifest(payload, self._sign, self._namespace, self.versions)
+        if self._sealer is None:
+            return (memoryview(payload),)
+        return (self._sealer.seal(Location(self.versions, 0), MANIFEST_PRIORITY, [payload]),)
 
-    def _put(self, parts: tuple[memoryview, ...], now: float) -> None:
+    def _put(self, parts: Parts, now: float) -> None:
         group_id, octets = self.versions, sum(map(len, parts))
-        header = ObjectHeader(group_id, 0, 0, MANIFEST_PRIORITY, ObjectStatus.NORMAL, b"", octets)
+        properties = b"" if self._sealer is None else self._sealer.properties
+        header = ObjectHeader(
+            group_id, 0, 0, MANIFEST_PRIORITY, ObjectStatus.NORMAL, properties, octets
+        )
         self.track.publish(header, parts, now, end_of_group=True)
         self.track.finish_subgroup(group_id, 0)
         self.versions += 1

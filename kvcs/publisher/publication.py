@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.kv import ManifestCadence, ManifestWriter, Prefix, check_signing_key, holder_uri
-from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
+from kvcs.kv.protection import ProtectionKey, Sealer
+from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, DataTrack, PublicationNamespace
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.properties import KeyValues, Property
@@ -66,6 +67,7 @@ class Publication:
         random_octets: Callable[[int], bytes],
         check_sessions: Callable[[], None],
         sign: SigningKey | None = None,
+        protect: ProtectionKey | None = None,
     ) -> None:
         self.prefix = prefix
         self.publication_id = random_octets(PUBLICATION_ID_OCTETS)
@@ -92,7 +94,15 @@ class Publication:
         named = PublicationNamespace.parse(self.namespace)
         if sign is not None:
             check_signing_key(sign, named, time.time())
-        self._manifest = ManifestTrack(self.new_track, named, self._writer, cadence, sign)
+        self._protect = protect
+        self._manifest = ManifestTrack(
+            self.new_track,
+            named,
+            self._writer,
+            cadence,
+            sign,
+            self._sealer if self.is_protected else None,
+        )
         self._tracks: list[Track] = [self._manifest.track]
         self._charged = 0
         self._closed = False
@@ -299,6 +309,15 @@ class Publication:
         return self._writer
 
     @property
+    def is_protected(self) -> bool:
+        """Whether its Objects are sealed."""
+        return self._protect is not None
+
+    def data_sealer(self, track: DataTrack) -> Sealer:
+        """What seals the Objects of a data track, for the whole publication."""
+        return self._sealer(track.name)
+
+    @property
     def memory(self) -> LayerMemory:
         """Where copies of tensors lie."""
         return self._memory
@@ -338,6 +357,10 @@ class Publication:
             self._publish_manifest()
 
     # Inner workings
+
+    def _sealer(self, name: bytes) -> Sealer:
+        assert self._protect is not None  # who asks has seen that it is protected
+        return Sealer(self._protect, FullTrackName(self.namespace, name))
 
     async def _announce(
         self, origin: Origin, wait: bool, seconds: float

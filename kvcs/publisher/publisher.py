@@ -10,7 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from kvcs.errors import ConnectionClosed, UsageError
-from kvcs.kv import MAX_DATA_OCTETS, ManifestCadence, Prefix
+from kvcs.kv import (
+    MAX_DATA_OCTETS,
+    ManifestCadence,
+    Prefix,
+    ProtectionKey,
+    ProtectionRing,
+)
 from kvcs.moqt.stored import StoreBudget
 from kvcs.observe import get_logger
 from kvcs.publisher.memory import LayerMemory
@@ -117,6 +123,7 @@ class Publisher:
         first_segment_blocks: int | None = None,
         deterministic: bool = False,
         sign: SigningKey | None = None,
+        protect: ProtectionRing | ProtectionKey | None = None,
     ) -> AsyncIterator[Publication]:
         """Announce a publication of ``prefix``; leaving the context ends it.
 
@@ -135,6 +142,10 @@ class Publisher:
             sign: the producer's key. The manifest is then published as "manifest.cose" alone, each
                 version signed, and consumers that have the public key can tell who produced the
                 cache (KVCS "Security Considerations").
+            protect: keys of the scope. Every Object with a payload, manifests included, is then
+                sealed end to end under the newest key that may seal, the same from the first to the
+                last; relays store and pass on what they cannot read. `PublisherSettings` counts
+                sealed octets.
 
         Yields:
             The `Publication`; its `segment()` takes the layers.
@@ -143,8 +154,15 @@ class Publisher:
             RequestError: every session refused the announcement, or did not answer it in time.
             ConnectionClosed: there is no session any more.
             UsageError: ``first_segment_blocks`` is not among the prefix's, the manifest would be
-                too large, or the publication is left before every layer was put.
+                too large, or the publication is left before every layer was put; or the protection
+                keys are for another scope, or none of them may seal; or there are none, and a
+                session's relays are not trusted.
         """
+        if isinstance(protect, ProtectionRing):
+            protect.check_scope(prefix.scope_id)
+            protect = protect.current
+        if protect is None:
+            self._check_trusted()
         publication = Publication(
             prefix,
             [session.origin for session in self._sessions],
@@ -160,6 +178,7 @@ class Publisher:
             random_octets=self.settings.random_octets,
             check_sessions=self._check_sessions,
             sign=sign,
+            protect=protect,
         )
         self._publications.append(publication)
         try:
@@ -179,6 +198,21 @@ class Publisher:
         finally:
             publication.release()
             self._publications.remove(publication)
+
+    def _check_trusted(self) -> None:
+        """Check that what is published unprotected may be read where it goes.
+
+        Raises:
+            UsageError: the relays of a session are not trusted with it.
+        """
+        for session in self._sessions:
+            if session.relays == "untrusted":
+                where = session.url if isinstance(session, Server) else session.peer
+                raise UsageError(
+                    f'{where}: its relays are "untrusted", and they could read this publication;'
+                    " say publish(protect=...) with the scope's protection keys, which"
+                    " `kvcs keygen --protection` makes"
+                )
 
     def _check_sessions(self) -> None:
         """Check that there is a session left.

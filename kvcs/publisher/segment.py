@@ -22,6 +22,7 @@ from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.publisher.sealing import SegmentSealer
 
 if TYPE_CHECKING:
     from kvcs.publisher.publication import Publication
@@ -77,6 +78,13 @@ class Segment:
         self._tracks = {
             name.component: publication.new_track(name.name) for name in self.track_names
         }
+        self._sealer = (
+            SegmentSealer(self.track_names, descriptor, blocks, publication.data_sealer)
+            if publication.is_protected
+            else None
+        )
+        self._sealed = 0
+        """Layers of which something was sealed, and so cannot be sealed again."""
         self._expected = 0
         self._turn = asyncio.Lock()
 
@@ -104,7 +112,8 @@ class Segment:
                 joint tensor where the model has latent attention.
             v: values, [segment.tokens, kv_heads, v_head_dim]; left out for latent attention.
             lend: keep views instead of copies: the arrays must stay unchanged until the
-                publication is closed, and be C-contiguous.
+                publication is closed, and be C-contiguous. Where the publication is protected,
+                sealing copies them all the same.
 
         Raises:
             UsageError: another layer is due, a shape or dtype is wrong, or the publication has
@@ -112,7 +121,9 @@ class Segment:
             StoreFull: the copies fit neither the store nor the spill folder.
             ConnectionClosed: every session of the Publisher has ended.
 
-        Cancelling leaves the layer unpublished; it may be put again.
+        Cancelling leaves the layer unpublished; it may be put again. Where the publication is
+        protected and sealing had begun, nothing can be sealed a second time: the publication is
+        aborted, then and where putting the layer fails otherwise.
         """
         self._check_turn(layer)
         arrays = self._arrays(layer, k, v)
@@ -128,6 +139,11 @@ class Segment:
         except BaseException:
             if self.layers_put <= layer:
                 self._expected = self.layers_put
+                if self._sealed > layer:
+                    self._publication.abort(
+                        f"layer {layer} was sealed and not published, and nothing is sealed twice;"
+                        " start a new publication"
+                    )
             raise
 
     def finish(self) -> None:
@@ -174,20 +190,24 @@ class Segment:
 
     async def _publish(self, layer: int, arrays: tuple[Array, ...], lend: bool) -> None:
         publication = self._publication
-        octets = sum(array.nbytes for array in arrays)
+        sealer = self._sealer
+        octets = sum(array.nbytes for array in arrays) if sealer is None else sealer.layer_octets
         bookkeeping = OBJECT_BOOKKEEPING_OCTETS * self.blocks * len(self.track_names)
         publication.memory.reserve(bookkeeping)
         charged = bookkeeping
         try:
-            held = arrays
-            if not lend:
-                room = publication.memory.room(octets)
-                charged += room.charged
-                held = _placed(arrays, room.octets)
+            room: memoryview | None = None
+            if sealer is not None or not lend:
+                given = publication.memory.room(octets)
+                charged += given.charged
+                room = given.octets
+            if sealer is not None:
+                # Before the thread: cancelled now, it may seal all the same.
+                self._sealed = layer + 1
             if octets > THREAD_OCTETS:
-                payloads = await asyncio.to_thread(self._prepare, layer, held, arrays)
+                payloads = await asyncio.to_thread(self._prepare, layer, arrays, room)
             else:
-                payloads = self._prepare(layer, held, arrays)
+                payloads = self._prepare(layer, arrays, room)
             publication.charge(charged)
         except BaseException:
             publication.memory.budget.release(charged)
@@ -195,21 +215,44 @@ class Segment:
         self._send(layer, payloads)
 
     def _prepare(
-        self, layer: int, held: Sequence[Array], source: Sequence[Array]
+        self, layer: int, arrays: Sequence[Array], room: memoryview | None
     ) -> list[list[EncodedBlock]]:
-        """Copy, encode and hash each block, once; returns payloads by track and block."""
-        pairs = tuple(zip(held, source, strict=True))
+        """Copy, encode and hash each block, once, or seal it; payloads by track and block.
+
+        Args:
+            layer: the layer.
+            arrays: the producer's arrays, K then V.
+            room: where copies or sealed payloads go; None keeps views of the arrays.
+        """
+        held = arrays if room is None or self._sealer is not None else _placed(arrays, room)
+        pairs = tuple(zip(held, arrays, strict=True))
         by_component = {Component.K: pairs[:1], Component.V: pairs[1:], Component.KV: pairs}
+        if self._sealer is None or room is None:
+            return [
+                self._encode(layer, name, by_component[name.component]) for name in self.track_names
+            ]
+        priority = layer_priority(layer, self._descriptor.layers)
         return [
-            self._encode(layer, name, by_component[name.component]) for name in self.track_names
+            self._sealer.seal(
+                name,
+                layer,
+                priority,
+                self._encoder(name),
+                [source for _, source in by_component[name.component]],
+                share,
+            )
+            for name, share in self._sealer.rooms(room).items()
         ]
+
+    def _encoder(self, name: DataTrack) -> BlockEncoder:
+        return BlockEncoder(
+            name, self.first_block, self._descriptor, self._publication.max_data_octets
+        )
 
     def _encode(
         self, layer: int, name: DataTrack, arrays: Sequence[tuple[Array, Array]]
     ) -> list[EncodedBlock]:
-        encoder = BlockEncoder(
-            name, self.first_block, self._descriptor, self._publication.max_data_octets
-        )
+        encoder = self._encoder(name)
         size = self._descriptor.block_tokens
         encoded: list[EncodedBlock] = []
         for block in range(self.blocks):
@@ -227,10 +270,13 @@ class Segment:
         publication = self._publication
         now, layers = publication.now, self._descriptor.layers
         priority = layer_priority(layer, layers)
+        properties = b"" if self._sealer is None else self._sealer.properties
         for name, blocks in zip(self.track_names, payloads, strict=True):
             track = self._tracks[name.component]
             for block, (parts, octets, _) in enumerate(blocks):
-                header = ObjectHeader(layer, block, 0, priority, ObjectStatus.NORMAL, b"", octets)
+                header = ObjectHeader(
+                    layer, block, 0, priority, ObjectStatus.NORMAL, properties, octets
+                )
                 track.publish(header, parts, now, end_of_group=True, octets=0)
                 self.objects += 1
                 self.octets += octets

@@ -22,6 +22,7 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.link import Link
 from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import DEFAULT_RECONNECT, INITIAL_SECONDS, Reconnect
+from kvcs.quic.tenure import RelayTrust, check_relay_trust
 from kvcs.quic.tokens import TokenKeeper, TokenSource
 from kvcs.quic.transport import Transport, TransportReceiver
 
@@ -56,6 +57,7 @@ async def open_connection(
     observer: Observer | None = None,
     link: Link | None = None,
     origin: Origin | None = None,
+    relays: RelayTrust = "trusted",
 ) -> Connection:
     """Open a session and wait for the peer's SETUP; the caller closes it. See `connect`."""
     uri = parse_uri(url) if isinstance(url, str) else url
@@ -95,6 +97,7 @@ async def open_connection(
             keeper.stop()
         raise
     connection = made[-1]
+    connection.relays = relays
     if keeper is not None:
         keeper.attach(connection)
         connection.on_closed(keeper.stop)
@@ -124,6 +127,7 @@ async def connect(
     quic: QuicSettings | None = None,
     datagram_size: int | None = None,
     reconnect: Reconnect | None = DEFAULT_RECONNECT,
+    relays: RelayTrust = "trusted",
 ) -> AsyncIterator[Connection]:
     """Open a session with a relay or publisher; leaving the context closes it.
 
@@ -142,6 +146,9 @@ async def connect(
         quic: settings of the transport.
         datagram_size: octets of UDP payload to send, in place of what the path is found to carry.
         reconnect: how it comes back; None opens one session and no other.
+        relays: whether the relays that are reached may read caches, and are believed. With
+            "untrusted", nothing is published that is not protected (``publish(protect=...)``), and
+            nothing else is read (``Subscriber(protection=...)``).
 
     Yields:
         The `Connection`, once the peer's SETUP is there.
@@ -152,6 +159,8 @@ async def connect(
         ConnectionFailed: nobody answered in time.
         ConnectionClosed: the peer closed before its SETUP.
     """
+    check_relay_trust(relays)
+    _log.info("relays", trust=relays, peer=str(url))
     open_session = partial(
         open_connection,
         ca=ca,
@@ -159,6 +168,7 @@ async def connect(
         verify=verify,
         session=session,
         quic=_pinned(quic, datagram_size),
+        relays=relays,
     )
     if reconnect is None:
         connection = await open_session(url)
@@ -202,6 +212,7 @@ class Server:
         session: settings of every session.
         observer: told every event of every session; a relay's way to see them all.
         offer: whether what `origin` publishes is offered on every session.
+        relays: whether the relays that come may read what is published; see `connect`.
     """
 
     def __init__(
@@ -210,9 +221,12 @@ class Server:
         *,
         observer: Observer | None = None,
         offer: bool = True,
+        relays: RelayTrust = "trusted",
     ) -> None:
         self.origin = Origin()
         """What is published here."""
+        self.relays: RelayTrust = relays
+        """Whether the relays that come may read what is published."""
         self._settings = replace(session or SessionSettings(), implementation=implementation())
         self._observer = observer
         self._offer = offer
@@ -298,6 +312,7 @@ class Server:
         if keeper is not None:
             settings = replace(settings, tokens=(keeper.current,))
         connection = Connection(transport, Role.SERVER, settings, observer=self._observer)
+        connection.relays = self.relays
         if keeper is not None:
             keeper.attach(connection)
         if self._going_away:
@@ -321,6 +336,7 @@ async def serve(
     quic: QuicSettings | None = None,
     token: TokenSource | None = None,
     datagram_size: int | None = None,
+    relays: RelayTrust = "trusted",
 ) -> AsyncIterator[Server]:
     """Listen for subscribers: a Publisher for two machines without a relay.
 
@@ -333,6 +349,7 @@ async def serve(
         quic: settings of the transport.
         token: authorization that is shown to every peer; as for `connect`.
         datagram_size: octets of UDP payload to send, in place of what each path carries.
+        relays: whether the relays that come may read caches; as for `connect`.
 
     Yields:
         The `Server`, listening.
@@ -341,7 +358,9 @@ async def serve(
         ConnectionFailed: the address cannot be bound.
         FileError: certificate or key cannot be used.
     """
-    server = Server(session)
+    check_relay_trust(relays)
+    _log.info("relays", trust=relays, listening=f"{host}:{port}")
+    server = Server(session, relays=relays)
     pinned = _pinned(quic, datagram_size)
     await server.start(host, port, cert=cert, key=key, quic=pinned, token=token)
     try:

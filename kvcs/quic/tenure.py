@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
-from kvcs.errors import ConnectionClosed
+from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.moqt import events
 
 if TYPE_CHECKING:
     from kvcs.quic.link import Link
+
+
+RelayTrust = Literal["trusted", "untrusted"]
+"""Whether the relays between the ends may read what goes through them, and are believed."""
+
+
+def check_relay_trust(relays: str) -> None:
+    """Check what a caller says of its relays.
+
+    Raises:
+        UsageError: it is neither "trusted" nor "untrusted".
+    """
+    if relays not in get_args(RelayTrust):
+        raise UsageError(f'relays is "trusted" or "untrusted", not {relays!r}')
 
 
 class Tenure:
@@ -23,6 +37,9 @@ class Tenure:
     def __init__(self, link: Link | None) -> None:
         self.link = link
         """What replaces the session when it is lost, if something does."""
+        self.relays: RelayTrust = "trusted"
+        """Whether the relays that it leads to may read what goes over it: "untrusted" ones get
+        nothing that is not protected, and nothing else is taken from them."""
         self.goaway_received: events.GoawayReceived | None = None
         """The peer's GOAWAY for the session, once it came (§9.2)."""
         self._closed_event: events.SessionClosed | None = None

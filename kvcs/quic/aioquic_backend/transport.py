@@ -12,6 +12,10 @@ from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
 from kvcs.quic.transport import Buffer, ReceiverFactory, TransportReceiver, TransportStats
 
+COPY_OCTETS: Final = 64 * 1024
+"""Octets are copied in pieces of this size: the memory of larger ones would be fetched from the
+system, and cleared by it, each time."""
+
 CONTROL_MESSAGE_TIMEOUT: Final = 0x11
 """MOQT's session code for a peer that is too slow with control messages (§14)."""
 
@@ -101,7 +105,12 @@ class AioquicTransport(ConnectionDriver):
         Raises:
             UsageError: the stream is not ours to write, its ID is not the next, or it had a FIN.
         """
-        self.send_all(stream_id, (bytes(data),), fin)
+        if len(data) <= COPY_OCTETS:
+            self.send_all(stream_id, (bytes(data),), fin)
+            return
+        view = memoryview(data).cast("B")
+        starts = range(0, len(view), COPY_OCTETS)
+        self.send_all(stream_id, [bytes(view[at : at + COPY_OCTETS]) for at in starts], fin)
 
     def send_all(self, stream_id: int, parts: Sequence[Buffer], fin: bool) -> None:
         """Queue octets that lie in several places; see `send`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 from kvcs.errors import MissingBlocks, UsageError
 from kvcs.kv import DataTrack, Ledger
@@ -141,6 +142,8 @@ class Recovery:
         """Why the last FETCH failed."""
         self._bound = ""
         self._retry_at = 0.0
+        self._one_group: WeakSet[Connection] = WeakSet()
+        """Sessions whose peer takes FETCHes of one Group alone."""
         self._chance = new_chance()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -222,18 +225,21 @@ class Recovery:
         tries = 0
         while True:
             self._more.clear()
-            runs = self._runs()
-            if not runs:
+            if not self._runs():
                 self._settle()
                 tries = 0
                 await self._more.wait()
                 continue
             sources = self._patient.sources
             source = sources[tries % len(sources)]
+            learnt = source not in self._one_group
+            runs = self._runs() if learnt else self._by_group(self._runs())
             for start in range(0, len(runs), MAX_FETCHES):
                 async with asyncio.TaskGroup() as group:
                     for run in runs[start : start + MAX_FETCHES]:
                         group.create_task(self._fetch(run, source))
+            if learnt and source in self._one_group:
+                continue  # it is asked at once in the way that it takes
             if self._runs():
                 await self._pause(tries)
                 tries += 1
@@ -283,6 +289,17 @@ class Recovery:
             runs += here
         # Earlier layers first: a consumer needs them first.
         return sorted(runs, key=lambda run: run.first)
+
+    @staticmethod
+    def _by_group(runs: list[_Run]) -> list[_Run]:
+        """The same in runs of one Group each, for a peer that takes no others."""
+        found = []
+        for run in runs:
+            for group in range(run.first.group, run.last.group + 1):
+                whole = Span.of_group(group)
+                first, last = max(run.first, whole.first), min(run.last, whole.last)
+                found.append(_Run(run.track, first, last))
+        return sorted(found, key=lambda run: run.first)
 
     def _missing(self, track: DataTrack, span: Span) -> Iterator[tuple[Location, Location]]:
         """Missing Objects of a track within a span, in runs of one layer, ascending."""
@@ -343,8 +360,11 @@ class Recovery:
             if isinstance(event, events.RequestAccepted) and isinstance(event.reply, FetchOk):
                 published = event.reply.end_location
             elif isinstance(event, events.RequestRefused):
-                if event.error.error_code == RequestCode.INVALID_RANGE:
+                code = event.error.error_code
+                if code == RequestCode.INVALID_RANGE:
                     published = None
+                elif code == RequestCode.NOT_SUPPORTED and run.first.group < run.last.group:
+                    self._one_group.add(connection)
                 self._note_retry(event.error)
             receiver.take(event, ended)
 

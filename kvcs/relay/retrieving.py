@@ -53,6 +53,8 @@ class Retriever:
         """Retrievals that are over, while readers have not passed what they brought."""
         self._tried: WeakKeyDictionary[RangeSender, LocationSet] = WeakKeyDictionary()
         self._timed: WeakSet[RangeSender] = WeakSet()
+        self._one_group: set[int] = set()
+        """Sessions that take FETCHes of one Group alone."""
 
     # What readers ask
 
@@ -167,7 +169,7 @@ class Retriever:
 
     def stream_opened(self, retrieval: Retrieval, stream_id: int, now: float) -> RangeIntake:
         """The data stream of a retrieval began."""
-        start, end = retrieval.start, retrieval.end
+        start, end = retrieval.asked
         intake = RangeIntake(self._owner.bay, retrieval.order, start, end, retrieval.held)
         retrieval.intake, retrieval.stream_id = intake, stream_id
         retrieval.progress_at = now
@@ -194,6 +196,9 @@ class Retriever:
                 self._finish(retrieval, now, complete=True)
         elif isinstance(event, events.RequestRefused):
             error = event.error
+            if self._is_too_long(retrieval, error.error_code):
+                self._ask_again(retrieval, now)
+                return
             wait = (error.retry_interval - 1) / 1000
             again = error.error_code == RequestCode.EXCESSIVE_LOAD and (
                 0 <= wait <= self._hub.limits.upstream_wait
@@ -217,6 +222,7 @@ class Retriever:
 
     def session_lost(self, key: int, now: float) -> None:
         """A session is gone, and with it what was asked of it."""
+        self._one_group.discard(key)
         for retrieval in list(self._active):
             if retrieval.place is not None and retrieval.place.session == key:
                 self.failed(retrieval, now)
@@ -245,6 +251,22 @@ class Retriever:
 
     # Inner workings
 
+    def _is_too_long(self, retrieval: Retrieval, code: int) -> bool:
+        """Whether a FETCH was refused because it spans several Groups: some servers take none."""
+        start, end = retrieval.asked
+        if code != RequestCode.NOT_SUPPORTED or start.group == end.group or retrieval.place is None:
+            return False
+        self._one_group.add(retrieval.place.session)
+        return True
+
+    def _ask_again(self, retrieval: Retrieval, now: float) -> None:
+        """Make a retrieval's next FETCH of the session that was asked last."""
+        if retrieval.place is not None:
+            key = retrieval.place.session
+            self._end_request(retrieval, now)
+            retrieval.candidates.insert(0, key)
+        self._next_candidate(retrieval, now)
+
     def _retry(self, retrieval: Retrieval, now: float) -> None:
         if retrieval in self._active and retrieval.place is None:
             self._next_candidate(retrieval, now)
@@ -270,6 +292,9 @@ class Retriever:
             elif retrieval in self._active:
                 self._next_candidate(retrieval, now)
             return
+        retrieval.one_group = key in self._one_group
+        if retrieval.one_group:
+            retrieval.steps += 1
         parameters = Parameters.of(
             location_filter=retrieval.location_filter(), group_order=retrieval.order
         )
@@ -342,9 +367,15 @@ class Retriever:
             retrieval.intake.complete(end)
             self._infer_status(end)
         self._report(retrieval, now, complete)
-        self._end_request(retrieval, now, cancel=None if complete else StreamCode.CANCELLED)
         unknown = retrieval.not_brought(self._owner.track)
         waiting = any(not reader.closed for reader in retrieval.readers)
+        cursor = retrieval.next_cursor(unknown) if complete and waiting else None
+        if cursor is not None:
+            retrieval.cursor = cursor
+            self._ask_again(retrieval, now)
+            return
+        retrieval.cursor = None
+        self._end_request(retrieval, now, cancel=None if complete else StreamCode.CANCELLED)
         if len(unknown) and waiting and retrieval.candidates:
             retrieval.start = unknown.ranges()[0][0]
             self._next_candidate(retrieval, now)

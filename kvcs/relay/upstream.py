@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.intervals import LocationSet
+from kvcs.moqt.intervals import LocationSet, following
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.store import Track
@@ -19,6 +19,9 @@ from kvcs.relay.timers import Callback, Timer
 
 MAX_RETRIES = 3
 """Times that a FETCH refused for load is repeated after its Retry Interval."""
+
+MAX_STEPS = 1024
+"""FETCHes of one Group that one retrieval makes of a session that takes no longer ones."""
 
 MAX_UNKNOWN_RUNS = 256
 """Runs that are told apart of what a retrieval left unknown; beyond them all of it counts so."""
@@ -99,6 +102,15 @@ class Retrieval:
     held: dict[int, Group] = field(default_factory=dict)
     """Groups that it brought and that a reader may still have to pass."""
 
+    one_group: bool = False
+    """Whether the session that is asked takes FETCHes of one Group alone."""
+
+    cursor: Location | None = None
+    """Where its FETCH begins, if not at the start of the range."""
+
+    steps: int = 0
+    """FETCHes of one Group that were made."""
+
     retries: int = 0
     objects: int = 0
     octets: int = 0
@@ -117,9 +129,17 @@ class Retrieval:
         if all(other is not reader for other in self.readers):
             self.readers.append(reader)
 
+    @property
+    def asked(self) -> tuple[Location, Location]:
+        """What one FETCH asks for: the range, or as much of it as the session takes at a time."""
+        start = self.start if self.cursor is None else self.cursor
+        if self.one_group and start.group < self.end.group:
+            return start, Location(start.group, MAX_VI64)
+        return start, self.end
+
     def location_filter(self) -> LocationFilter:
-        """The range as a FETCH names it."""
-        start, end = self.start, self.end
+        """What is asked for, as a FETCH names it."""
+        start, end = self.asked
         if end.object == MAX_VI64:
             return LocationFilter.group_end(start.group, start.object, end.group)
         return LocationFilter.absolute_range(start.group, start.object, end.group, end.object)
@@ -129,10 +149,23 @@ class Retrieval:
         confirmed = self.confirmed_end
         if confirmed is None:
             return None
-        if self.end.object == MAX_VI64 and confirmed.group >= self.end.group:
+        _, end = self.asked
+        if end.object == MAX_VI64 and confirmed.group >= end.group:
             # A whole Group was asked for: its end is named only as far as it is known.
-            return self.end
-        return min(self.end, confirmed)
+            return end
+        return min(end, confirmed)
+
+    def next_cursor(self, unknown: LocationSet) -> Location | None:
+        """Where the next FETCH of one Group begins, after one that is over; None after the last.
+
+        Args:
+            unknown: what of the range is not known yet.
+        """
+        _, end = self.asked
+        behind = following(end)
+        if not self.one_group or behind is None or self.steps >= MAX_STEPS:
+            return None
+        return next((max(first, behind) for first, last in unknown.ranges() if last > end), None)
 
     def close_intake(self, code: int | None) -> None:
         """End the data stream that brings the range, if there is one."""

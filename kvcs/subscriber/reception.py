@@ -14,6 +14,7 @@ from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.replies import refusal
 from kvcs.recovery import EVERYTHING, Span
+from kvcs.subscriber.group_fetches import GroupByGroup
 from kvcs.subscriber.receiver import Taker, TrackReceiver
 from kvcs.subscriber.requests import Handler, TrackRequests
 
@@ -178,19 +179,7 @@ class Reception:
         if self._retrieve == "fetch" or (
             self._retrieve == "auto" and self._selective and entry.complete
         ):
-
-            def ended(failure: str | None) -> None:
-                self._taker.lost(track, EVERYTHING, failure or "a fetch left objects out")
-                receiver.end()
-
-            self._requests.fetch(
-                track,
-                self._ledger.layers,
-                self.blocks_wanted(entry),
-                entry.blocks,
-                self._watched(lambda event: receiver.take(event, ended), answered),
-                start=start,
-            )
+            self._fetch(track, entry, receiver, start, answered)
         else:
             self._requests.subscribe(
                 track,
@@ -198,6 +187,38 @@ class Reception:
                 start=FIRST if start is None else start,
                 rendezvous=rendezvous,
             )
+
+    def _fetch(
+        self,
+        track: DataTrack,
+        entry: SegmentEntry,
+        receiver: TrackReceiver,
+        start: Location | None,
+        answered: Answered | None,
+    ) -> None:
+        """Ask for what is there, in one FETCH or, of a peer that takes no long ones, in several."""
+
+        def ask(layers: range, start: Location | None, handler: Handler) -> None:
+            wanted = self.blocks_wanted(entry)
+            self._requests.fetch(track, layers, wanted, entry.blocks, handler, start=start)
+
+        def ended(failure: str | None) -> None:
+            self._taker.lost(track, EVERYTHING, failure or "a fetch left objects out")
+            receiver.end()
+
+        layers = self._ledger.layers
+        if start is not None:
+            layers = range(start.group, layers.stop)
+        by_group = GroupByGroup(layers, start, ask, receiver.take, ended)
+        deliver = self._watched(lambda event: receiver.take(event, ended), answered)
+
+        def first(event: events.Event) -> None:
+            if by_group.is_called_for(event):
+                by_group.start(lambda deliver: self._watched(deliver, answered))
+            else:
+                deliver(event)
+
+        ask(layers, start, first)
 
     def _watched(self, deliver: Handler, answered: Answered | None) -> Handler:
         """A handler that tells of the answer, and is out of the way after it."""

@@ -16,10 +16,12 @@ from kvcs.kv import HEADER_OCTETS, MANIFEST, MANIFEST_COSE, DataTrack, ManifestW
 from kvcs.moqt import events
 from kvcs.moqt.data import SubgroupEncoder, SubgroupHeader
 from kvcs.moqt.delivery import RangeSender
-from kvcs.moqt.errors import DoesNotExist, PublishDoneCode
+from kvcs.moqt.errors import DoesNotExist, NotSupported, PublishDoneCode
+from kvcs.moqt.filters import LocationFilterType
 from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.publishing import location_filter
 from kvcs.moqt.ranges import UnknownRun
 from kvcs.moqt.store import Track
 from kvcs.quic.connection import Connection, PeerRequest
@@ -68,6 +70,8 @@ class RawPublication:
         """Set on every request."""
         self.announced = True
         self.fetchable = True
+        self.one_group_alone = False
+        """Whether a FETCH of several Groups is refused as NOT_SUPPORTED."""
         self.revoked_fetches = 0
         """FETCHes that are accepted and taken back at once, from the next one on."""
         self.reset_fills: int | None = None
@@ -196,6 +200,8 @@ class RawPublication:
         track = known.get(request.full_track_name)
         if track is None or (is_fetch and not self.fetchable):
             responder.refuse(request.request_id, DoesNotExist("no such track"))
+        elif is_fetch and self.one_group_alone and _spans_groups(request):
+            responder.refuse(request.request_id, NotSupported("one Group at a time"))
         elif is_fetch:
             responder.accept_fetch(request.request_id, track, connection.now)
             if self.revoked_fetches:
@@ -239,6 +245,12 @@ class RawPublication:
     def asks(self, kind: type[PeerRequest]) -> list[PeerRequest]:
         """Requests of one kind so far."""
         return [request for request in self.requests if isinstance(request, kind)]
+
+
+def _spans_groups(request: PeerRequest) -> bool:
+    chosen = location_filter(request.parameters)
+    bounded = (LocationFilterType.ABSOLUTE_GROUP_END, LocationFilterType.ABSOLUTE_RANGE)
+    return chosen is None or chosen.type not in bounded or chosen.end_group_delta > 0
 
 
 class HandMade:

@@ -66,10 +66,13 @@ ROOMS = {
     "planner": Room({"errors", "kv"}, set(), INPUT_OUTPUT | CLOCKS),
     "keyfiles": Room({"errors", "kv", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
     "kvfile": Room({"errors", "kv"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
-    "observe": Room({"errors"}, {"structlog"}, set()),
+    "observe": Room({"errors"}, {"prometheus_client", "structlog"}, set()),
     "relay": Room({"errors", "moqt", "trust"}, set(), PURE),
     "relay.server": Room(
         {"errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
+    ),
+    "relay.admin": Room(
+        {"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()
     ),
     "quic": Room(
         {"errors", "moqt", "observe", "quic.aioquic_backend", "trust"}, {"structlog"}, set()

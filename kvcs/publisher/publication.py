@@ -15,7 +15,7 @@ from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
-from kvcs.observe import get_logger
+from kvcs.observe import get_logger, metrics
 from kvcs.publisher.manifest_track import ManifestTrack
 from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.segment import Segment
@@ -169,6 +169,7 @@ class Publication:
         if self._closed:
             return
         self.aborted = reason
+        metrics.publications.add(state="aborted")
         self._end(PublishDoneCode.INTERNAL_ERROR, reason[:MAX_REASON], abandoned=True)
         _log.info("publication_aborted", publication=self.publication_id.hex(), reason=reason)
 
@@ -226,6 +227,7 @@ class Publication:
             raise next((each for each in failures if isinstance(each, RequestError)), failures[0])
         for failure in failures:
             _log.warning("announcement_failed", reason=str(failure))
+        metrics.publications.add(state="announced")
         _log.info(
             "publication_announced",
             publication=self.publication_id.hex(),
@@ -250,6 +252,7 @@ class Publication:
             self.abort("the producer left before every layer was published")
             raise
         await self._manifest.settled()
+        metrics.publications.add(state="closed")
         self._end(PublishDoneCode.TRACK_ENDED, "")
         try:
             async with asyncio.timeout(drain):
@@ -262,6 +265,7 @@ class Publication:
     def retire(self) -> None:
         """End and free a complete publication to make room for another."""
         _log.info("publication_retired", publication=self.publication_id.hex())
+        metrics.publications.add(state="retired")
         self._end(PublishDoneCode.EXPIRED, "retired to make room")
         self.release()
 

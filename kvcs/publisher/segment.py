@@ -22,6 +22,7 @@ from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.observe import metrics
 from kvcs.publisher.sealing import SegmentSealer
 
 if TYPE_CHECKING:
@@ -273,6 +274,9 @@ class Segment:
         properties = b"" if self._sealer is None else self._sealer.properties
         for name, blocks in zip(self.track_names, payloads, strict=True):
             track = self._tracks[name.component]
+            metrics.published(
+                name.component.value, name.codec, len(blocks), sum(each[1] for each in blocks)
+            )
             for block, (parts, octets, _) in enumerate(blocks):
                 header = ObjectHeader(
                     layer, block, 0, priority, ObjectStatus.NORMAL, properties, octets

@@ -41,7 +41,7 @@ from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
 from kvcs.kvfile import load_kv_file, save_kv_file
 from kvcs.subscriber import Cache, Subscriber
-from kvcs.subscriber.cache import Retrieve
+from kvcs.subscriber.reception import Retrieve
 
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="KV cache file to write.")

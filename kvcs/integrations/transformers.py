@@ -215,7 +215,7 @@ async def resume(
             f"the cache was opened with {len(cache.layers)} of {descriptor.layers} layers; a model"
             " needs them all"
         )
-    held = cache.blocks * descriptor.block_tokens
+    held = await cache.settled()
     prompt = prefix.token_ids.tolist() if token_ids is None else list(token_ids)
     if prompt[:held] != prefix.token_ids[:held].tolist():
         raise UsageError(f"the prompt does not begin with the {held} tokens of the cache")

@@ -195,6 +195,19 @@ class Holdings:
         """The selected tracks of all segments added so far."""
         return tuple(track for part in self._parts for track in part.tracks)
 
+    def want_covered(self) -> None:
+        """Want no more blocks than lie in the segments added so far: there will be no others.
+
+        Layers that this makes ready are given by `take_ready`.
+
+        Raises:
+            UsageError: there are none.
+        """
+        if not self._covered:
+            raise UsageError("no segment was added; nothing would be wanted")
+        self.blocks = self._covered
+        self._ready = [layer for layer in self.layers if self.is_ready(layer)]
+
     # --- places ---
 
     def _select(self, part: Part, lanes: dict[DataTrack, Lane]) -> None:

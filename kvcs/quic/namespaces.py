@@ -7,6 +7,7 @@ share one SUBSCRIBE_NAMESPACE.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcs.errors import ConnectionClosed, Redirected, RequestError
@@ -44,6 +45,8 @@ class NamespaceWatch:
         """Set once the peer has accepted or refused."""
         self.changed = asyncio.Event()
         """Set on every change; whoever waits clears it."""
+        self.on_note: Callable[[TrackNamespace, int | None], None] | None = None
+        """Told of each announcement and withdrawal, as `note` is."""
 
     def note(self, namespace: TrackNamespace, number: int | None) -> None:
         """A namespace was announced as the ``number``-th, or withdrawn."""
@@ -53,6 +56,8 @@ class NamespaceWatch:
             self.namespaces.pop(namespace, None)
         else:
             self.namespaces[namespace] = number
+        if self.on_note is not None:
+            self.on_note(namespace, number)
         self.changed.set()
 
     def fail(self, error: Exception) -> None:

@@ -5,6 +5,7 @@ as soon as every block of it is verified, while later layers are still on the wi
 """
 
 from kvcs.subscriber.cache import Cache
+from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.discovery import PublicationInfo
 from kvcs.subscriber.report import CacheProgress, CacheReport, ManifestFacts
 from kvcs.subscriber.settings import SubscriberSettings
@@ -14,6 +15,8 @@ __all__ = [
     "Cache",
     "CacheProgress",
     "CacheReport",
+    "Holding",
+    "Index",
     "ManifestFacts",
     "PublicationInfo",
     "Subscriber",

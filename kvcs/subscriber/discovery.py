@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from kvcs.errors import PublicationError, PublicationNotFound, Redirected, RequestError
-from kvcs.kv import Prefix, PublicationNamespace
+from kvcs.errors import KvcsError, PublicationError, PublicationNotFound, Redirected
+from kvcs.kv import Prefix, PublicationNamespace, parse_holder_uri
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.namespaces import NamespaceWatch
 from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.candidates import Candidates, Place
+from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.manifests import ManifestFollower
-from kvcs.subscriber.settings import SubscriberSettings
+from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
 
 Follows = Callable[[Connection, TrackNamespace, Redirected], bool]
 """Whether a redirect of a namespace subscription is to be followed."""
+
+MAX_NAMED = 64
+"""Publications that are taken from one answer of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,46 @@ def publications(watch: NamespaceWatch, peer: str) -> list[PublicationInfo]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is looked for."""
+
+    prefix: Prefix
+    """The consumer's own; its Anchor Key is asked for first."""
+
+    anchors: tuple[int, ...] = ()
+    """Blocks of the shorter prefixes that are asked for where nothing has all, longest first."""
+
+    index: Index | None = None
+    """Asked for publications beside the peers."""
+
+    least: int = 1
+    """Fewest blocks that are of use."""
+
+
+def halved(blocks: int, count: int, least: int = 1) -> tuple[int, ...]:
+    """The lengths of shorter prefixes to try where nobody says better: half, a quarter, ...
+
+    Args:
+        blocks: length of the whole prefix.
+        count: how many, `MAX_ANCHORS` at most.
+        least: none is shorter.
+    """
+    found: list[int] = []
+    while len(found) < min(count, MAX_ANCHORS) and (blocks := blocks // 2) >= max(1, least):
+        found.append(blocks)
+    return tuple(found)
+
+
 class Discovery:
     """Looks for publications of one prefix on several sessions and reads their manifests.
 
+    The whole prefix is asked for first. Where nothing usable is heard in the time that discovery
+    listens, shorter ones are, some at a time; the whole prefix is listened for all the while.
+
     Args:
         sessions: where to look.
-        prefix: what is wanted; its own Anchor Key is asked for.
+        search: what is wanted.
         settings: bounds and waits.
         authenticity: whose manifests count.
         follows: whether a redirect of a session, for a namespace prefix, is to be followed.
@@ -58,7 +98,7 @@ class Discovery:
     def __init__(
         self,
         sessions: Sequence[Connection],
-        prefix: Prefix,
+        search: Search,
         settings: SubscriberSettings,
         authenticity: Authenticity,
         follows: Follows = lambda *_: False,
@@ -67,16 +107,24 @@ class Discovery:
         """The session whose redirect `choose` has raised."""
         self._follows = follows
         self._sessions = sessions
-        self._prefix = prefix
+        self._search = search
+        self._prefix = search.prefix
         self._settings = settings
         self._authenticity = authenticity
         self._changed = asyncio.Event()
-        self._followers: dict[tuple[Connection, TrackNamespace], ManifestFollower] = {}
-        self._order: dict[tuple[Connection, TrackNamespace], int] = {}
-        self._followed_at: dict[tuple[Connection, TrackNamespace], int] = {}
-        """Number of the announcement with which each follower began."""
+        self._candidates: Candidates[ManifestFollower] = Candidates(
+            self._follow, settings.max_candidates, settings.quiet, self._prefix.blocks, search.least
+        )
+        self._watches: list[tuple[Connection, NamespaceWatch]] = []
+        """Those of the whole prefix first."""
+        self._left = list(search.anchors)
+        """Shorter prefixes that were not asked for yet."""
+        self._asked_at = 0.0
         self._answered_at: float | None = None
+        """When every peer had answered for all that was asked so far."""
         self._settled_at: float | None = None
+        self._lookup: asyncio.Task[None] | None = None
+        self._index_error: Exception | None = None
 
     async def choose(self, until: float, deadline: float) -> ManifestFollower:
         """Wait for a publication that can be used, and take the best one.
@@ -99,62 +147,123 @@ class Discovery:
             RequestError: every session refused to tell; `Redirected` as soon as one of them names
                 another place, and `follows` wants it.
         """
-        watches = {
-            session: session.namespaces.watch(self._prefix.namespace_prefix())
-            for session in self._sessions
-        }
         chosen: ManifestFollower | None = None
         try:
-            chosen = await self._choose(watches, until, deadline)
+            self._ask((self._prefix.blocks,))
+            if self._search.index is not None:
+                lookup = self._look_up(self._search.index)
+                self._lookup = asyncio.get_running_loop().create_task(lookup)
+            chosen = await self._choose(until, deadline)
             return chosen
         finally:
-            for session, watch in watches.items():
+            if self._lookup is not None:
+                self._lookup.cancel()
+            for session, watch in self._watches:
+                watch.on_note = None
                 session.namespaces.release(watch)
-            for follower in self._followers.values():
-                if follower is not chosen:
-                    follower.stop()
+            self._candidates.others_than(chosen)
 
-    async def _choose(
-        self, watches: dict[Connection, NamespaceWatch], until: float, deadline: float
-    ) -> ManifestFollower:
+    async def _choose(self, until: float, deadline: float) -> ManifestFollower:
         loop = asyncio.get_running_loop()
-        for watch in watches.values():
-            watch.changed = self._changed  # one event for all that may happen
         while True:
             self._changed.clear()
-            self._follow_new(watches)
             now = loop.time()
-            best, settled = self._best(watches, now)
+            self._candidates.advance(now)
+            heard_at = self._heard_at(now)
+            best, look_at = self._best(now, shorter=now >= heard_at)
             if best is not None:
                 return best
-            for session, watch in watches.items():
-                error = watch.error
-                if isinstance(error, Redirected) and self._follows(session, watch.prefix, error):
-                    self.redirected_by = session
-                    raise error
-            errors = [watch.error for watch in watches.values() if watch.error is not None]
-            if len(errors) == len(watches):
-                raise errors[0]
-            give_up = self._give_up_at(watches, until, deadline, now)
+            self._check_errors()
+            if self._left and now >= heard_at:
+                # Manifests that never come do not keep us from looking further.
+                if not self._candidates.reading or now >= heard_at + self._settings.quiet:
+                    self._ask_shorter()
+                    continue
+                heard_at += self._settings.quiet
+            give_up = self._give_up_at(until, deadline)
             if now >= give_up:
-                raise self._not_found(watches)
-            await self._wait_until(min(settled, give_up))
+                raise self._not_found()
+            times = [look_at, give_up, self._candidates.next_retry]
+            if heard_at > now:
+                times.append(heard_at)
+            await self._wait_until(min(times))
 
-    def _give_up_at(
-        self,
-        watches: dict[Connection, NamespaceWatch],
-        until: float,
-        deadline: float,
-        now: float,
-    ) -> float:
-        answered = all(watch.answered.is_set() for watch in watches.values())
+    # Asking
+
+    def _ask(self, anchors: Iterable[int]) -> None:
+        """Watch prefixes of so many blocks on every session."""
+        self._asked_at = asyncio.get_running_loop().time()
+        self._answered_at = None
+        for blocks in anchors:
+            for session in self._sessions:
+                watch = session.namespaces.watch(self._prefix.namespace_prefix(blocks))
+                self._watches.append((session, watch))
+                watch.changed = self._changed  # one event for all that may happen
+                noted = partial(self._noted, session)
+                for namespace in sorted(watch.namespaces, key=watch.namespaces.__getitem__):
+                    noted(namespace, watch.namespaces[namespace])
+                watch.on_note = noted
+
+    def _ask_shorter(self) -> None:
+        count = self._settings.probes_at_once
+        stage, self._left = self._left[:count], self._left[count:]
+        _log.info("shorter_prefixes_asked_for", blocks=stage)
+        self._ask(stage)
+
+    def _noted(self, session: Connection, namespace: TrackNamespace, number: int | None) -> None:
+        if number is None:
+            self._candidates.withdrawn((session, namespace))
+        else:
+            self._candidates.announced((session, namespace))
+
+    async def _look_up(self, index: Index) -> None:
+        """Ask the index; what it names becomes a candidate. Its failure is no answer."""
+        try:
+            async with asyncio.timeout(self._settings.index_timeout):
+                found = list(await index.find(self._prefix))
+            for item in found[:MAX_NAMED]:
+                holding = item if isinstance(item, Holding) else None
+                _, named = parse_holder_uri(item if isinstance(item, str) else item.uri)
+                if named[:2] != (self._prefix.scope_id, self._prefix.compat_id):
+                    _log.warning("index_names_another_cache")
+                    continue
+                for session in self._sessions:
+                    self._candidates.named((session, named.fields), holding)
+        except Exception as exc:
+            # Whatever an index of the caller's does, peers are asked all the same.
+            _log.warning("index_failed", reason=f"{type(exc).__name__}: {exc}")
+            self._index_error = exc
+        finally:
+            self._changed.set()
+
+    def _follow(self, place: Place, holding: Holding | None) -> ManifestFollower:
+        session, namespace = place
+        return ManifestFollower(
+            session,
+            namespace,
+            self._prefix,
+            self._settings,
+            self._changed.set,
+            authenticity=self._authenticity,
+            holding=holding,
+        )
+
+    # Deciding
+
+    def _heard_at(self, now: float) -> float:
+        """When all that was asked for so far has been listened to; a peer that is silent for long
+        is not waited for."""
+        answered = all(watch.answered.is_set() for _, watch in self._watches)
+        if self._lookup is not None and not self._lookup.done():
+            answered = False
         if self._answered_at is None and answered:
             self._answered_at = now
-        reading = any(
-            follower.error is None and not follower.ready
-            for follower in self._announced(watches).values()
-        )
-        if reading or self._answered_at is None:
+        if self._answered_at is None:
+            return self._asked_at + max(self._settings.quiet, self._settings.listen)
+        return self._answered_at + self._settings.listen
+
+    def _give_up_at(self, until: float, deadline: float) -> float:
+        if self._candidates.reading or self._answered_at is None or self._left:
             return deadline
         return min(deadline, max(until, self._answered_at + self._settings.listen))
 
@@ -165,91 +274,49 @@ class Discovery:
         except TimeoutError:
             pass
 
-    def _follow_new(self, watches: dict[Connection, NamespaceWatch]) -> None:
-        for session, watch in watches.items():
-            for namespace, number in watch.namespaces.items():
-                place = (session, namespace)
-                self._order[place] = number
-                live = sum(1 for each in self._followers.values() if each.error is None)
-                if live >= self._settings.max_candidates:
-                    continue
-                known = self._followers.get(place)
-                if known is not None and not (
-                    # A publisher that was lost and came back has announced itself anew.
-                    isinstance(known.error, RequestError) and number > self._followed_at[place]
-                ):
-                    continue
-                try:
-                    PublicationNamespace.parse(namespace)
-                except PublicationError:
-                    continue
-                follower = ManifestFollower(
-                    session,
-                    namespace,
-                    self._prefix,
-                    self._settings,
-                    self._changed.set,
-                    authenticity=self._authenticity,
-                )
-                self._followers[place] = follower
-                self._followed_at[place] = number
-                follower.start()
-
-    def _announced(
-        self, watches: dict[Connection, NamespaceWatch]
-    ) -> dict[tuple[Connection, TrackNamespace], ManifestFollower]:
-        """Followers of what is announced still: who has withdrawn may be gone."""
-        return {
-            (session, namespace): follower
-            for (session, namespace), follower in self._followers.items()
-            if namespace in watches[session].namespaces
-        }
-
-    def _best(
-        self, watches: dict[Connection, NamespaceWatch], now: float
-    ) -> tuple[ManifestFollower | None, float]:
+    def _best(self, now: float, *, shorter: bool) -> tuple[ManifestFollower | None, float]:
         """The publication to take now, or when to look again at the latest."""
-        usable = {
-            place: follower
-            for place, follower in self._announced(watches).items()
-            if follower.error is None
-        }
-        ready = [place for place, follower in usable.items() if follower.ready]
+        ready = self._candidates.ready(shorter)
         if not ready:
             return None, float("inf")
         if self._settled_at is None:
             self._settled_at = now + self._settings.listen
-        if len(ready) < len(usable) and now < self._settled_at:
+        if self._candidates.reading and now < self._settled_at:
             return None, self._settled_at
+        return self._candidates.best(ready), now
 
-        def rank(place: tuple[Connection, TrackNamespace]) -> tuple[bool, int, int, bytes]:
-            manifest = usable[place].manifest
-            assert manifest is not None
-            return (
-                not manifest.complete,
-                -usable[place].blocks,
-                -self._order[place],
-                place[1][-1],
-            )
+    def _check_errors(self) -> None:
+        """Raise what ends the look-up: a redirect to follow, or that nobody tells."""
+        for session, watch in self._watches:
+            error = watch.error
+            if isinstance(error, Redirected) and self._follows(session, watch.prefix, error):
+                self.redirected_by = session
+                raise error
+        # Who does not tell of the whole prefix does not tell of a shorter one.
+        errors = [watch.error for _, watch in self._watches[: len(self._sessions)]]
+        refused = [error for error in errors if error is not None]
+        looking = self._lookup is not None and not self._lookup.done()
+        if len(refused) == len(errors) and not (looking or self._candidates.reading):
+            raise refused[0]
 
-        return usable[min(ready, key=rank)], now
-
-    def _not_found(self, watches: dict[Connection, NamespaceWatch]) -> PublicationNotFound:
-        followers = self._announced(watches).values()
-        failures = [each.error for each in followers if each.error is not None]
-        if failures:
-            error = PublicationNotFound(f"no usable publication of the prefix: {failures[-1]}")
-            error.__cause__ = failures[-1]
-            return error
-        silent = [s.peer for s, watch in watches.items() if not watch.answered.is_set()]
+    def _not_found(self) -> PublicationNotFound:
+        error: KvcsError | None = self._candidates.error
+        if error is not None:
+            not_found = PublicationNotFound(f"no usable publication of the prefix: {error}")
+            not_found.__cause__ = error
+            return not_found
+        silent = [s.peer for s, watch in self._watches if not watch.answered.is_set()]
         if silent:
             return PublicationNotFound(
                 f"unknown whether the prefix is published: {silent[0]} has not answered yet"
             )
-        if followers:
+        if self._candidates.reading:
             return PublicationNotFound("a publication was announced, but its manifest never came")
+        if self._index_error is not None or (self._lookup is not None and not self._lookup.done()):
+            return PublicationNotFound("unknown whether the prefix is published: the index failed")
+        shorter = ", nor is one of the shorter ones" if self._search.anchors else ""
         return PublicationNotFound(
-            "no publication of the prefix is announced; it is found by equal scope key, descriptor"
-            " and whole blocks of tokens, no more and no fewer",
+            f"no publication of the prefix is announced{shorter}; it is found by equal scope key,"
+            " descriptor and whole blocks of tokens, no more and no fewer",
             absent=True,
         )

@@ -17,7 +17,8 @@ from kvcs.moqt.errors import RequestCode
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.authenticity import Authenticity
-from kvcs.subscriber.discovery import Discovery, PublicationInfo
+from kvcs.subscriber.coverage import Holding
+from kvcs.subscriber.discovery import Discovery, PublicationInfo, Search
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
@@ -41,7 +42,7 @@ class Finder:
         self._settings = settings
         self._authenticity = authenticity
 
-    async def discover(self, prefix: Prefix, until: float, deadline: float) -> ManifestFollower:
+    async def discover(self, search: Search, until: float, deadline: float) -> ManifestFollower:
         """Find the best publication of a prefix; see `Discovery.choose`.
 
         Sessions that are lost meanwhile are waited for, and those that come are asked too.
@@ -52,7 +53,7 @@ class Finder:
             sessions = await self.sessions(deadline)
             asked = tuple(dict.fromkeys(followed.get(each, each) for each in sessions))
             discovery = Discovery(
-                asked, prefix, self._settings, self._authenticity, follows=_may_follow
+                asked, search, self._settings, self._authenticity, follows=_may_follow
             )
             try:
                 found = await self._while_same(sessions, discovery, until, deadline)
@@ -116,7 +117,7 @@ class Finder:
     async def named(
         self,
         prefix: Prefix | None,
-        publication: str | PublicationNamespace | PublicationInfo,
+        publication: str | PublicationNamespace | PublicationInfo | Holding,
         until: float,
         *,
         look: bool = False,
@@ -129,6 +130,9 @@ class Finder:
             RequestError: no session has it.
             ConnectionClosed: every session has ended.
         """
+        holding = publication if isinstance(publication, Holding) else None
+        if isinstance(publication, Holding):
+            publication = publication.uri
         if isinstance(publication, str):
             _, publication = parse_holder_uri(publication)
         elif isinstance(publication, PublicationInfo):
@@ -137,7 +141,7 @@ class Finder:
             error: KvcsError | None = None
             sessions = await self.sessions(until)
             for session in sessions:
-                follower = await self._follow(session, prefix, publication, until, look)
+                follower = await self._follow(session, prefix, publication, until, look, holding)
                 if follower.error is None:
                     return follower
                 if error is None or isinstance(error, ConnectionClosed | RequestError):
@@ -168,6 +172,7 @@ class Finder:
         namespace: PublicationNamespace,
         until: float,
         look: bool,
+        holding: Holding | None,
     ) -> ManifestFollower:
         """Follow one publication on one session until its manifest is there or it has failed."""
         changed = asyncio.Event()
@@ -179,6 +184,7 @@ class Finder:
             changed.set,
             authenticity=self._authenticity,
             look=look,
+            holding=holding,
         )
         follower.start()
         try:

@@ -20,6 +20,7 @@ from kvcs.kv import (
     Manifest,
     Prefix,
     PublicationNamespace,
+    SegmentEntry,
     SignedVersion,
     check_lists,
     look_at_signed,
@@ -36,6 +37,7 @@ from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.coverage import Coverage, Holding
 from kvcs.subscriber.lost_versions import LostVersions
 from kvcs.subscriber.requests import follow
 from kvcs.subscriber.settings import SubscriberSettings
@@ -80,6 +82,7 @@ class ManifestFollower:
         on_change: called after a new version, the end, or a failure.
         authenticity: whose signature counts, and whether one is needed.
         look: read a signed manifest without verifying it: to show it, never to use it.
+        holding: what an index says of the publication.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class ManifestFollower:
         *,
         authenticity: Authenticity,
         look: bool = False,
+        holding: Holding | None = None,
     ) -> None:
         self.connection = connection
         self.namespace = namespace
@@ -117,6 +121,10 @@ class ManifestFollower:
         """Why a signed version that is only looked at was not verified."""
         self.on_manifest: Callable[[Manifest], None] | None = None
         """Takes each version, in order, from now on; what it raises fails the publication."""
+        self.is_final = False
+        """Whether later versions can cover no more of the prefix."""
+        self.coverage = None if prefix is None else Coverage(prefix, holding)
+        """Holds versions to the prefix."""
         self._prefix = prefix
         self._settings = settings
         self._authenticity = authenticity
@@ -162,6 +170,7 @@ class ManifestFollower:
             look=self._look,
         )
         other.manifest, other.blocks, other.versions = self.manifest, self.blocks, self.versions
+        other.coverage, other.is_final = self.coverage, self.is_final
         other.on_manifest = self.on_manifest
         other.ended, other._newest, other._name = self.ended, self._newest, self._name
         other._rendezvous = rendezvous
@@ -389,7 +398,8 @@ class ManifestFollower:
         manifest = parse_manifest(payload, self._settings.manifest_limits)
         if signed is not None and signed.key is not None:
             check_lists(manifest)
-        return _Parsed(arriving.group_id, manifest, self._covered(manifest), signed)
+        blocks, final = self._covered(manifest)
+        return _Parsed(arriving.group_id, manifest, blocks, signed, final)
 
     def _open_signed(self, arriving: _Arriving) -> SignedVersion:
         judge, octets, version = self._judge, arriving.octets, arriving.group_id
@@ -404,22 +414,29 @@ class ManifestFollower:
             self.doubt = exc
             return look_at_signed(octets, version, max_octets=self._limit)
 
-    def _covered(self, manifest: Manifest) -> int:
-        """Blocks that a version covers of the prefix; of itself where there is no prefix."""
-        if self._prefix is None:
-            return manifest.blocks
+    def covering(self, manifest: Manifest) -> tuple[SegmentEntry, ...]:
+        """Leading segments that hold blocks of the prefix."""
+        assert self.coverage is not None  # whoever retrieves has a prefix
+        return self.coverage.entries(manifest)
+
+    def _covered(self, manifest: Manifest) -> tuple[int, bool]:
+        """Blocks that a version covers of the prefix, and whether no later one covers more; its
+        own blocks where there is no prefix."""
+        if self._prefix is None or self.coverage is None:
+            return manifest.blocks, False
         manifest.check_identity(self._prefix)
         if PublicationNamespace.parse(self.namespace).compat_id != self._prefix.compat_id:
             raise PublicationError(
                 "manifest: compat has another Compatibility ID than the namespace"
             )
-        entries = manifest.covering(self._prefix)
+        entries = self.coverage.entries(manifest)
         if manifest.segments and not entries:
             raise PublicationError(
                 f"manifest: segment 0 has {manifest.segments[0].blocks} blocks, the prefix has"
-                f" {self._prefix.blocks}; nothing of it can be checked against our Block Keys"
+                f" {self._prefix.blocks}; nothing of it can be checked against our Block Keys:"
+                " block_keys_sha256 covers whole segments"
             )
-        return sum(entry.blocks for entry in entries)
+        return self.coverage.covered(entries), self.coverage.is_final(manifest, entries)
 
     def _apply(self, parsed: _Parsed) -> None:
         if parsed.group_id <= self._newest or self.error is not None:
@@ -430,6 +447,7 @@ class ManifestFollower:
         self.signed = parsed.signed
         self.manifest = parsed.manifest
         self.blocks = parsed.blocks
+        self.is_final = parsed.is_final
         self.versions += 1
         if self.on_manifest is not None:
             self.on_manifest(parsed.manifest)
@@ -443,6 +461,7 @@ class _Parsed(NamedTuple):
     manifest: Manifest
     blocks: int
     signed: SignedVersion | None
+    is_final: bool
 
 
 def _drop(event: events.Event) -> None:

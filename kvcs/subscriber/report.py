@@ -40,6 +40,13 @@ class CacheReport:
     tracks: tuple[str, ...]
     """Data tracks that were taken; each name tells its codec."""
 
+    prefix_tokens: int
+    """Tokens of the consumer's prefix, in whole blocks; what lies beyond `tokens` is to be
+    computed."""
+
+    believed: bool
+    """Whether a segment was taken on an index's word, without a hash over all its Block Keys."""
+
     lossless: bool
     """Whether every codec used gives back the producer's bits."""
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from kvcs.errors import UsageError
 from kvcs.kv import MAX_DATA_OCTETS, ManifestLimits
 
+MAX_ANCHORS = 8
+"""Shorter prefixes that one look-up asks for at most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberSettings:
@@ -29,8 +32,25 @@ class SubscriberSettings:
     max_candidates: int = 8
     """Publications of one prefix whose manifests are read at a time."""
 
+    probe: int = MAX_ANCHORS
+    """Shorter prefixes that are asked for where the whole one is not announced; 0 asks for none.
+    A peer sees from such a sequence where prompts part (KVCS "Privacy Considerations")."""
+
+    probes_at_once: int = 4
+    """Shorter prefixes that are asked for side by side; 1 asks for no more than it needs."""
+
+    index_timeout: float = 2.0
+    """How long an index is waited for."""
+
+    append: float = 1.0
+    """How long a publication that completes while it covers less than the prefix is given to add
+    a segment, before it is taken as it is."""
+
     manifest_limits: ManifestLimits = field(default_factory=ManifestLimits)
     """Bounds of a manifest."""
+
+    share: bool = True
+    """Whether those who open the same on one Subscriber share one retrieval."""
 
     max_data_octets: int = MAX_DATA_OCTETS
     """Largest Data of one Object."""
@@ -54,14 +74,19 @@ class SubscriberSettings:
             "least_deadline",
             "least_recovery",
             "listen",
+            "index_timeout",
+            "append",
             "stall",
             "quiet",
             "retry_pause",
         ):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0 s, not {getattr(self, name)}")
-        if self.max_candidates < 1:
-            raise UsageError(f"max_candidates must be at least 1, not {self.max_candidates}")
+        for name in ("max_candidates", "probes_at_once"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.probe <= MAX_ANCHORS:
+            raise UsageError(f"probe must lie in 0..{MAX_ANCHORS}, not {self.probe}")
         if not 0 <= self.subscriber_priority <= 255:
             raise UsageError(
                 f"subscriber_priority must lie in 0..255, not {self.subscriber_priority}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import get_args
 
@@ -16,13 +16,17 @@ from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.authenticity import Authenticity
-from kvcs.subscriber.cache import Cache, Retrieve
-from kvcs.subscriber.discovery import PublicationInfo, publications
+from kvcs.subscriber.cache import Cache
+from kvcs.subscriber.coverage import Holding, Index
+from kvcs.subscriber.discovery import PublicationInfo, Search, halved, publications
 from kvcs.subscriber.finding import Finder
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.reception import Retrieve
 from kvcs.subscriber.report import ManifestFacts
+from kvcs.subscriber.retrieval import Retrieval
 from kvcs.subscriber.routes import Routes
-from kvcs.subscriber.settings import SubscriberSettings
+from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
+from kvcs.subscriber.sharing import Sharing
 from kvcs.trust import KeyRing
 
 
@@ -40,6 +44,8 @@ class Subscriber:
             version of its manifest, and every object against the signed list before it is used.
         require_signed: use nothing that is not signed by one of them (KVCS "Security
             Considerations").
+        index: asked for publications of a prefix beside the sessions; what it names is asked for
+            on the sessions.
 
     Raises:
         UsageError: ``require_signed`` without keys, or keys that are not for manifests.
@@ -52,9 +58,12 @@ class Subscriber:
         settings: SubscriberSettings | None = None,
         keys: KeyRing | None = None,
         require_signed: bool = False,
+        index: Index | None = None,
     ) -> None:
         self.settings = SubscriberSettings() if settings is None else settings
         self._authenticity = Authenticity(keys, required=require_signed)
+        self._index = index
+        self._sharing = Sharing()
         self._routes = Routes((session, *others))
         self._finder = Finder(self._routes, self.settings, self._authenticity)
 
@@ -128,27 +137,43 @@ class Subscriber:
         wait: float | None = None,
         layers: tuple[int, int] | None = None,
         blocks: int | None = None,
-        publication: str | PublicationNamespace | PublicationInfo | None = None,
+        publication: str | PublicationNamespace | PublicationInfo | Holding | None = None,
         retrieve: Retrieve = "auto",
+        anchors: Sequence[int] | None = None,
+        probe: int | None = None,
     ) -> AsyncIterator[Cache]:
         """Find a publication of ``prefix`` and retrieve it; leaving the context ends it.
 
-        The manifest is read and held to the prefix before any data track is asked for.
+        Who opens the same again meanwhile, on this Subscriber, reads the same retrieval; what fails
+        there fails for all of them, and the last one who leaves ends it.
+
+        The whole prefix is looked for first, then shorter ones (KVCS "Discovering Publications").
+        The manifest is read and held to the prefix before any data track is asked for. The cache
+        has as many leading blocks of the prefix as the publication: `Cache.blocks`.
 
         Args:
             prefix: the consumer's own tokens, descriptor and scope. A publication is found when its
-                first segment has just these blocks; one that has more or fewer has another name.
+                first segment has just these blocks, or those of one of the ``anchors``; one that
+                has others has another name, and only an index or ``publication`` leads to it.
             deadline: seconds from now to the last layer; by default 30 or twice the estimate of
                 recomputing, whichever is longer.
             wait: seconds to wait for a publication to appear; up to the deadline by default, 0
-                takes only what is announced already.
+                takes only what is announced already. Shorter ones are looked for once nothing has
+                been heard of the whole prefix for the time that discovery listens.
             layers: first and last layer, inclusive; all by default.
-            blocks: the first so many blocks; all of the prefix by default.
-            publication: a holder URI, a namespace, or what `list` gave: take this one, ask for no
-                other. It is asked for on the Subscriber's sessions, whatever host a URI names.
+            blocks: the first so many blocks, no fewer; by default all of the prefix that the
+                publication has.
+            publication: a holder URI, a namespace, what `list` gave or what an index says: take
+                this one, ask for no other. It is asked for on the Subscriber's sessions, whatever
+                host a URI names.
             retrieve: "subscribe" follows a publication while it is produced and fills in what was
                 published before, each Object exactly once; "fetch" asks for what is there; "auto"
                 fetches a selection of complete segments and subscribes otherwise.
+            anchors: lengths, in blocks, of the shorter prefixes to look for: where a system prompt
+                or a document ends, for example. At most eight; by default half the prefix, a
+                quarter, and so on.
+            probe: how many of them are looked for; `SubscriberSettings.probe` by default. With 0
+                no peer learns where this prompt parts from others.
 
         Yields:
             The `Cache`.
@@ -177,26 +202,46 @@ class Subscriber:
             raise UsageError(f"wait must not be negative, not {wait}")
         deadline_at = opened_at + seconds
         wait_until = deadline_at if wait is None else min(deadline_at, opened_at + wait)
-        if publication is None:
-            follower = await self._finder.discover(prefix, wait_until, deadline_at)
-        else:
-            follower = await self._finder.named(prefix, publication, deadline_at)
-        ledger.signed = follower.signed is not None
-        cache = Cache(
-            follower,
-            self._routes,
-            prefix,
-            ledger,
-            self.settings,
-            retrieve=retrieve,
-            opened_at=opened_at,
-            deadline_at=deadline_at,
-        )
-        try:
-            cache.start()
-            yield cache
-        finally:
-            cache.close()
+        least = 1 if blocks is None else blocks
+        tried = self._anchors(prefix, anchors, probe, least)
+
+        async def begin() -> Retrieval:
+            if publication is None:
+                search = Search(prefix=prefix, anchors=tried, index=self._index, least=least)
+                follower = await self._finder.discover(search, wait_until, deadline_at)
+            else:
+                follower = await self._finder.named(prefix, publication, deadline_at)
+            if blocks is None and follower.coverage is not None:
+                ledger.blocks = follower.coverage.blocks
+            ledger.signed = follower.signed is not None
+            retrieval = Retrieval(
+                follower,
+                self._routes,
+                prefix,
+                ledger,
+                self.settings,
+                retrieve=retrieve,
+                opened_at=opened_at,
+                deadline_at=deadline_at,
+                exact=blocks is not None,
+            )
+            try:
+                retrieval.start()
+            except BaseException:
+                retrieval.close()
+                raise
+            return retrieval
+
+        identity = (prefix.scheme.name, prefix.scope_id, prefix.compat_id, prefix.block_keys[-1])
+        key: Hashable = (identity, layers, blocks, publication, retrieve, tried, wait)
+        if not self.settings.share:
+            key = object()
+        async with self._sharing.join(key, begin, deadline_at) as retrieval:
+            cache = Cache(retrieval, prefix, deadline_at, seconds)
+            try:
+                yield cache
+            finally:
+                cache.close()
 
     async def manifest(
         self,
@@ -271,6 +316,29 @@ class Subscriber:
         follower = await self._finder.named(prefix, publication, until, look=look)
         follower.stop()
         return follower
+
+    def _anchors(
+        self, prefix: Prefix, anchors: Sequence[int] | None, probe: int | None, least: int
+    ) -> tuple[int, ...]:
+        """Lengths of the shorter prefixes to look for, longest first.
+
+        Raises:
+            UsageError: too many, or one that is not shorter than the prefix.
+        """
+        count = self.settings.probe if probe is None else probe
+        if not 0 <= count <= MAX_ANCHORS:
+            raise UsageError(f"probe must lie in 0..{MAX_ANCHORS}, not {count}")
+        if anchors is None:
+            return halved(prefix.blocks, count, least)
+        if len(anchors) > MAX_ANCHORS:
+            raise UsageError(f"{len(anchors)} anchors are too many; the limit is {MAX_ANCHORS}")
+        wrong = [each for each in anchors if not 1 <= each < prefix.blocks]
+        if wrong:
+            raise UsageError(
+                f"an anchor is shorter than the prefix of {prefix.blocks} blocks and has at least"
+                f" one, not {wrong[0]}"
+            )
+        return tuple(sorted(set(anchors), reverse=True)[:count])
 
     def _ledger(self, prefix: Prefix, layers: tuple[int, int] | None, blocks: int | None) -> Ledger:
         """What is selected; refused here, before anything is asked for."""

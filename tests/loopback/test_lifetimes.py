@@ -266,14 +266,15 @@ async def test_cancelling_in_the_tick_of_the_last_object_is_clean(files: PemFile
                 done = asyncio.create_task(cache.complete())
                 raw.layers(0, 1, 2)
                 await cache.layer(2)
-                was, seen = cache.verified, asyncio.get_running_loop().create_future()
+                inner = cache._retrieval
+                was, seen = inner.verified, asyncio.get_running_loop().create_future()
 
                 def verified(was: Any = was, seen: Any = seen, cache: Any = cache) -> None:
                     was()
                     if cache.progress.layers_ready == 4 and not seen.done():
                         seen.set_result(None)
 
-                cache.verified = verified  # type: ignore[method-assign]
+                inner.verified = verified  # type: ignore[method-assign]
                 raw.layers(3)
                 await seen
                 await turns(delay)

@@ -233,7 +233,7 @@ async def test_a_publication_that_ends_short_of_the_prefix_is_incomplete(
         publishing = kvcs.Publisher(server).publish(prefix, first_segment_blocks=1)
         async with publishing as publication:
             opening = kvcs.Subscriber(client, settings=QUICK).open(
-                prefix, publication=publication.uri(server.url)
+                prefix, blocks=3, publication=publication.uri(server.url)
             )
             cache = await opening.__aenter__()
             await put(await publication.segment(), toy)
@@ -242,6 +242,22 @@ async def test_a_publication_that_ends_short_of_the_prefix_is_incomplete(
         await opening.__aexit__(None, None, None)
     assert caught.value.usable_tokens == 4
     assert str(caught.value.missing[0]) == "k layer 0 blocks 0-1 (tokens 4-11)"
+
+
+async def test_a_publication_that_ends_short_is_taken_as_far_as_it_goes(files: PemFiles) -> None:
+    toy, prefix = toy_publication((1, 2)), toy_prefix()
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(prefix, first_segment_blocks=1) as publication:
+            uri = publication.uri(server.url)
+            async with kvcs.Subscriber(client, settings=QUICK).open(
+                prefix, publication=uri
+            ) as cache:
+                assert cache.blocks == 3  # it is produced still: more may come
+                await put(await publication.segment(), toy)
+                assert await cache.settled() == 4
+                assert all([same(layer, toy, 1) async for layer in cache])
+                report = cache.report
+    assert (cache.blocks, report.tokens, report.prefix_tokens) == (1, 4, 12)
 
 
 async def test_what_was_whole_stays_usable_when_the_session_ends(files: PemFiles) -> None:

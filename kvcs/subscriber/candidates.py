@@ -1,0 +1,205 @@
+"""Publications that may serve a prefix: which manifests are read, and which is the best."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from kvcs.errors import KvcsError, PublicationError, PublicationNotFound, RequestError
+from kvcs.kv import Manifest, PublicationNamespace
+from kvcs.moqt.names import TrackNamespace
+from kvcs.observe import get_logger
+from kvcs.quic.connection import Connection
+from kvcs.subscriber.coverage import Holding
+
+_log = get_logger("kvcs.subscriber")
+
+Place = tuple[Connection, TrackNamespace]
+"""A publication, and the session over which it is asked for."""
+
+
+class Follower(Protocol):
+    """Reads the manifest of one publication; `ManifestFollower` is one."""
+
+    manifest: Manifest | None
+    error: KvcsError | None
+    blocks: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether a version has been read that covers blocks of the prefix."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether later versions can cover no more of it."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def stop(self) -> None:
+        """End."""
+
+
+F = TypeVar("F", bound=Follower)
+
+
+class Candidates(Generic[F]):
+    """Publications by the order in which they were named, a bounded number of them read at a time.
+
+    The newest are read first. One that fails makes room for the next; where a request for it was
+    refused, it is tried once more later, and at once when it is announced anew. What is done for
+    each announcement does not grow with their number.
+
+    Args:
+        follow: makes a follower, not started.
+        limit: manifests read at a time.
+        retry_after: seconds until a failed one is tried again.
+        wanted: blocks of the prefix that would be all.
+        least: fewest blocks that are of use.
+    """
+
+    def __init__(
+        self,
+        follow: Callable[[Place, Holding | None], F],
+        limit: int,
+        retry_after: float,
+        wanted: int,
+        least: int,
+    ) -> None:
+        self._follow = follow
+        self._limit = limit
+        self._retry_after = retry_after
+        self._wanted = wanted
+        self._least = least
+        self._serial = 0
+        self._order: dict[Place, int] = {}
+        """Everything that is announced, or named by an index."""
+        self._waiting: dict[Place, None] = {}
+        self._followers: dict[Place, F] = {}
+        self._failed: dict[Place, KvcsError] = {}
+        self._retried: set[Place] = set()
+        self._retries: deque[tuple[float, Place]] = deque()
+        self._holdings: dict[Place, Holding | None] = {}
+        """What an index has named, and what it says."""
+
+    def announced(self, place: Place) -> None:
+        """A publication is announced, or announced anew."""
+        self._serial += 1
+        self._order[place] = self._serial
+        failed = self._failed.get(place)
+        if place in self._followers or (failed is not None and not _may_change(failed)):
+            return
+        # A publisher that was lost and came back has announced itself anew.
+        self._failed.pop(place, None)
+        self._waiting.pop(place, None)
+        self._waiting[place] = None
+
+    def withdrawn(self, place: Place) -> None:
+        """It is announced no longer; what an index names stays."""
+        if place in self._holdings:
+            return
+        self._order.pop(place, None)
+        self._waiting.pop(place, None)
+        self._failed.pop(place, None)
+        self._retried.discard(place)
+        follower = self._followers.pop(place, None)
+        if follower is not None:
+            follower.stop()
+
+    def named(self, place: Place, holding: Holding | None) -> None:
+        """An index has named it."""
+        known = self._followers.pop(place, None)
+        if known is not None:
+            known.stop()  # it is held to the manifest alone, and the index says more
+        self._holdings[place] = holding
+        self._failed.pop(place, None)
+        self.announced(place)
+
+    def advance(self, now: float) -> None:
+        """Give up those that failed, and begin with others."""
+        for place, follower in list(self._followers.items()):
+            error = follower.error
+            if error is None and follower.ready and self._too_short(follower):
+                error = PublicationNotFound(
+                    f"a publication covers {follower.blocks} blocks of the {self._least} wanted"
+                )
+                follower.stop()
+            if error is not None:
+                self._fail(place, error, now)
+        while self._retries and self._retries[0][0] <= now:
+            _, place = self._retries.popleft()
+            if self._failed.pop(place, None) is not None:
+                self._waiting[place] = None
+        while self._waiting and len(self._followers) < self._limit:
+            place, _ = self._waiting.popitem()
+            try:
+                PublicationNamespace.parse(place[1])
+            except PublicationError as exc:
+                _log.debug("namespace_is_no_publication", reason=str(exc))
+                self._order.pop(place, None)
+                continue
+            follower = self._follow(place, self._holdings.get(place))
+            self._followers[place] = follower
+            follower.start()
+
+    @property
+    def error(self) -> KvcsError | None:
+        """Why the last one that failed, and is announced still, cannot be used."""
+        return next(reversed(self._failed.values()), None)
+
+    @property
+    def reading(self) -> bool:
+        """Whether a manifest may still come."""
+        return any(each.error is None and not each.ready for each in self._followers.values())
+
+    @property
+    def next_retry(self) -> float:
+        """When one that failed is tried again; infinity where none is."""
+        return self._retries[0][0] if self._retries else float("inf")
+
+    def ready(self, shorter: bool) -> list[Place]:
+        """Those that can be taken.
+
+        Args:
+            shorter: also those that have fewer blocks than are wanted.
+        """
+        return [
+            place
+            for place, each in self._followers.items()
+            if each.ready and (shorter or each.blocks >= self._wanted)
+        ]
+
+    def best(self, places: list[Place]) -> F:
+        """The one to take: a complete one, then the one with most blocks, then the last that was
+        announced, then the lowest Publication ID."""
+        return self._followers[min(places, key=self._rank)]
+
+    def others_than(self, chosen: F | None) -> None:
+        """Stop all but the one that was taken."""
+        for follower in self._followers.values():
+            if follower is not chosen:
+                follower.stop()
+
+    def _rank(self, place: Place) -> tuple[bool, int, int, bytes]:
+        follower = self._followers[place]
+        manifest = follower.manifest
+        complete = manifest is not None and manifest.complete
+        return (not complete, -follower.blocks, -self._order[place], place[1][-1])
+
+    def _too_short(self, follower: F) -> bool:
+        manifest = follower.manifest
+        over = follower.is_final or (manifest is not None and manifest.complete)
+        return follower.blocks < self._least and over
+
+    def _fail(self, place: Place, error: KvcsError, now: float) -> None:
+        del self._followers[place]
+        self._failed[place] = error
+        if _may_change(error) and place not in self._retried:
+            self._retried.add(place)
+            self._retries.append((now + self._retry_after, place))
+
+
+def _may_change(error: KvcsError) -> bool:
+    """Whether the same publication may be there the next time."""
+    return isinstance(error, RequestError)

@@ -1,0 +1,59 @@
+"""The numbers of a retrieval, put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.kv import lookup
+from kvcs.kv.tracks import PublicationNamespace
+from kvcs.subscriber.report import CacheProgress, CacheReport
+
+if TYPE_CHECKING:
+    from kvcs.subscriber.retrieval import Retrieval
+
+
+def progress_of(retrieval: Retrieval) -> CacheProgress:
+    """How far a retrieval is."""
+    ledger = retrieval.ledger
+    per_layer = sum(
+        retrieval.passage.leg.reception.blocks_wanted(retrieval.manifest.segments[track.segment])
+        for track in ledger.tracks
+    )
+    return CacheProgress(
+        sum(1 for index in ledger.layers if ledger.is_ready(index)),
+        len(ledger.layers),
+        ledger.counters.verified,
+        per_layer * len(ledger.layers),
+        ledger.counters.octets,
+    )
+
+
+def report_of(retrieval: Retrieval) -> CacheReport:
+    """What a retrieval was, so far."""
+    ledger, counters = retrieval.ledger, retrieval.ledger.counters
+    tracks, follower = ledger.tracks, retrieval.passage.leg.follower
+
+    def since(when: float | None) -> float | None:
+        return None if when is None else when - retrieval.opened_at
+
+    return CacheReport(
+        publication=PublicationNamespace.parse(retrieval.namespace),
+        tracks=tuple(str(track) for track in tracks),
+        prefix_tokens=retrieval.prefix.blocks * retrieval.prefix.descriptor.block_tokens,
+        believed=follower.coverage is not None and follower.coverage.believed,
+        lossless=all(lookup(track.codec).lossless for track in tracks),
+        tokens=ledger.usable_tokens(),
+        layers=sum(1 for index in ledger.layers if ledger.is_ready(index)),
+        objects=counters.verified,
+        octets=counters.octets,
+        tensor_octets=counters.verified_octets,
+        duplicates=counters.duplicates,
+        rejected=dict(counters.rejected),
+        signed_by=None if follower.signed is None else follower.signed.kid,
+        manifest_versions=follower.versions,
+        refetches=retrieval.refetches,
+        moves=retrieval.passage.moves,
+        open_seconds=retrieval.manifest_at - retrieval.opened_at,
+        first_layer_seconds=since(retrieval.first_at),
+        last_layer_seconds=since(retrieval.last_at),
+    )

@@ -16,6 +16,9 @@ from kvcs.trust.tokens import TOKEN_TYPE, Grant, TokenVerifier
 GREASE_STEP, GREASE_START = 0x7F, 0x9D
 """Token Types 0x7f * N + 0x9d mean nothing and are ignored (MOQT "MOQT Auth Token Type")."""
 
+MAX_GRANTS = 32
+"""Tokens of one request that are kept: those that count longest. Each update may bring more."""
+
 Shown = tuple[int, bytes]
 """A token as a peer shows it: Token Type and Token Value."""
 
@@ -87,11 +90,16 @@ class Authority:
             TrustError: ``denied``: no token allows it; ``expired``: one did and has expired.
         """
         issuers = self.verifier.issuers
-        allowing = tuple(grant for grant in grants if grant.allows(asked, now, issuers))
+        # What a request was allowed by before and what its session holds are often the same.
+        different = {id(grant): grant for grant in grants}.values()
+        allowing = tuple(grant for grant in different if grant.allows(asked, now, issuers))
         if not allowing:
             if any(now >= grant.ends and grant.covers(asked) for grant in grants):
                 raise TrustError("the token has expired", check="expired")
             raise denied()
+        if len(allowing) > MAX_GRANTS:
+            longest = sorted(allowing, key=lambda grant: grant.ends, reverse=True)
+            allowing = tuple(longest[:MAX_GRANTS])
         until = max(grant.until(asked, now, issuers) for grant in allowing)
         return Permit(asked, allowing, until)
 

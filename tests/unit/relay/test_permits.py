@@ -20,10 +20,13 @@ from kvcs.trust import (
     TOKEN_TYPE,
     Action,
     KeyUse,
+    Permit,
     SigningKey,
 )
+from kvcs.trust.policy import MAX_GRANTS
 from tests.unit.relay.guarded import (
     ASK,
+    BASE,
     DENIED,
     ELSEWHERE,
     ISSUER,
@@ -308,3 +311,39 @@ def test_an_open_relay_asks_for_nothing_and_ends_nothing() -> None:
     hub.advance(5000)
     assert peer.locations(request_id) == [(0, 0)]
     assert len(hub.core._permits) == 0
+
+
+# --- what is kept ---
+
+
+def test_updates_without_end_make_no_permit_grow() -> None:
+    hub = Guarded()
+    peer = consumer(hub, token(), token(lifetime=500))
+    request_id = peer.end.core.requester.subscribe_namespace(SCOPE)
+    hub.run()
+    for number in range(3 * MAX_GRANTS):
+        peer.end.core.requester.update(request_id, shown(token(lifetime=300)))
+        if number % 2:  # the same ones again, and others
+            peer.end.core.requester.update(request_id, shown(token(lifetime=300 + number)))
+        hub.run()
+        [permit] = _permits(hub)
+        assert len(permit.grants) <= MAX_GRANTS
+    assert peer.refused(request_id) is None
+    assert permit.until == BASE + 600
+
+
+def test_the_same_token_again_is_kept_once() -> None:
+    hub = Guarded()
+    peer = consumer(hub, token())
+    request_id = peer.end.core.requester.subscribe_namespace(SCOPE)
+    hub.run()
+    for _ in range(5):
+        peer.end.core.requester.update(request_id, shown(token(lifetime=300)))
+        hub.run()
+    [permit] = _permits(hub)
+    assert len(permit.grants) == 2
+
+
+def _permits(hub: Hub) -> list[Permit]:
+    bearers = hub.core._permits._bearers.values()
+    return [permit for bearer in bearers for permit in bearer.permits.values()]

@@ -70,6 +70,8 @@ class Deliveries:
         """Deliver from now on what the Track gets."""
         self._subscriptions[delivery.request_id] = delivery
         delivery.track.listeners.append(delivery)
+        if delivery.track.on_followed is not None:
+            delivery.track.on_followed()
 
     def fetch(
         self,

@@ -101,6 +101,8 @@ class Track:
         self.listeners: list[TrackListener] = []
         self.readers = 0
         """Fetches and fills that are being delivered."""
+        self.on_followed: Callable[[], None] | None = None
+        """Called when a subscription begins."""
         self.on_unfollowed: Callable[[], None] | None = None
         """Called when the last listener or reader has left."""
         self._group_ids: list[int] = []
@@ -375,11 +377,7 @@ class Track:
             self.on_unfollowed()
 
     def evict_group(self, group_id: int) -> int:
-        """Drop a Group; its Objects become unknown, never non-existent (§7).
-
-        Returns:
-            The octets freed.
-        """
+        """Drop a Group, return its octets; its Objects become unknown, never non-existent (§7)."""
         group = self.groups.pop(group_id, None)
         if group is None:
             return 0

@@ -16,6 +16,7 @@ from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
 from kvcs.observe import get_logger, metrics
+from kvcs.publisher.followers import Followers
 from kvcs.publisher.manifest_track import ManifestTrack
 from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.segment import Segment
@@ -110,6 +111,7 @@ class Publication:
         self._first_taken = False
         self._unfollowed = asyncio.Event()
         self._manifest.track.on_unfollowed = self._unfollowed.set
+        self._followers = Followers(self._manifest.track, len(prefix.descriptor.components))
         self._add_segment(first_segment_blocks)
 
     # What a producer calls
@@ -252,6 +254,7 @@ class Publication:
             self.abort("the producer left before every layer was published")
             raise
         await self._manifest.settled()
+        await self._followers.requests_under_way(drain)
         metrics.publications.add(state="closed")
         self._end(PublishDoneCode.TRACK_ENDED, "")
         try:
@@ -395,6 +398,8 @@ class Publication:
         self._segments.append(segment)
         for track in segment.tracks:
             track.on_unfollowed = self._unfollowed.set
+            if segment.number == 0:
+                self._followers.watch(track)
             self._tracks.append(track)
             if len(self._segments) > 1:
                 for origin in self._origins:

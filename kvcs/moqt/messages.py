@@ -105,8 +105,8 @@ class Setup:
     """First message on either control stream (§9.1)."""
 
     options: Annotated[KeyValues, KEY_VALUES] = field(repr=False)
-    """Setup Options; `check_setup_options` holds them to their rules. Tokens are among them, so none
-    shows in ``repr``."""
+    """Setup Options; `check_setup_options` holds them to their rules. Tokens are among them, so
+    none shows in ``repr``."""
 
 
 @message(0x10)

@@ -172,6 +172,21 @@ class NotAuthentic(PublicationError):
         self.check = check
 
 
+class NotProtected(PublicationError):
+    """A publication whose protection and this side's protection keys do not fit.
+
+    Attributes:
+        check: ``key``: it is sealed under a key that is not known here; ``unprotected``: it is not
+            sealed, and only what is sealed counts here.
+        key_id: Key ID of the key that lacks; None where none does.
+    """
+
+    def __init__(self, message: str, *, check: str, key_id: int | None = None) -> None:
+        super().__init__(message)
+        self.check = check
+        self.key_id = key_id
+
+
 class TrustError(KvcsError):
     """A signed message, a key or a token that is not to be trusted.
 

@@ -7,7 +7,7 @@ check (KVCS "Object Payload", "Verification and Recovery"). Plain logic: no I/O,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvcs.errors import ObjectError, PublicationError, UsageError
 from kvcs.kv import codecs
@@ -26,6 +26,9 @@ from kvcs.kv.slots import Aside, InPlace, Nowhere, Outcome, Sink, Slot
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
+
+if TYPE_CHECKING:
+    from kvcs.kv.unsealing import Unsealer
 
 MAX_ASIDE_OCTETS: Final = 16 * 2**20
 """Octets of second copies that are kept while a first copy of the same Object is on its way."""
@@ -67,9 +70,13 @@ class Ledger(Holdings):
         self._manifest: Manifest | None = None
         self._holders: dict[tuple[Row, int], Slot] = {}
         self._aside: dict[Slot, int] = {}
+        self.unsealer: Unsealer | None = None
 
     signed: bool
     """Whether only listed Objects are released."""
+
+    unsealer: Unsealer | None
+    """Opens Objects before they are taken, where the publication has to be protected."""
 
     # --- what is selected and listed ---
 
@@ -215,10 +222,28 @@ class Ledger(Holdings):
             UsageError: ``track`` was not selected.
         """
         lane = self._lane(track)
-        part = lane.part
         layer, block = location
-        if layer in self.layers and block < part.wanted and payload_length == lane.payload_octets:
-            return Slot(self, track, location, payload_length)
+        if layer in self.layers and block < lane.part.wanted:
+            if payload_length == lane.payload_octets:
+                return Slot(self, track, location, payload_length)
+        elif not self.wants(track, location):
+            return None
+        try:
+            check_length(track, self.descriptor, payload_length, self._max_data_octets)
+        except ObjectError as exc:
+            self.counters.rejected[exc.check] += 1
+            raise
+        return Slot(self, track, location, payload_length)
+
+    def wants(self, track: DataTrack, location: Location) -> bool:
+        """Whether an Object is in the selection; one that is not is counted.
+
+        Raises:
+            ObjectError: no such layer or block exists. It is counted.
+            UsageError: ``track`` was not selected.
+        """
+        part = self._lane(track).part
+        layer, block = location
         try:
             if layer >= self.descriptor.layers:
                 # Group L carries the End of Track at most, never a payload.
@@ -230,14 +255,13 @@ class Ledger(Holdings):
                 raise ObjectError(
                     f"{track} {location}: the segment has {part.blocks} blocks", check="block"
                 )
-            if layer not in self.layers or block >= part.wanted:
-                self.counters.excess += 1
-                return None
-            check_length(track, self.descriptor, payload_length, self._max_data_octets)
         except ObjectError as exc:
             self.counters.rejected[exc.check] += 1
             raise
-        return Slot(self, track, location, payload_length)
+        if layer in self.layers and block < part.wanted:
+            return True
+        self.counters.excess += 1
+        return False
 
     def place(self, slot: Slot, header: Octets) -> Sink:
         """Check an Object's header and say where its Data goes; `Slot.write` calls this.

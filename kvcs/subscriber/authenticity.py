@@ -10,6 +10,7 @@ from kvcs.errors import NotAuthentic, UsageError
 from kvcs.kv import PublicationNamespace, SignedManifests
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
+from kvcs.subscriber.protection import Protection
 from kvcs.trust import KeyRing, KeyUse
 
 _log = get_logger("kvcs.subscriber")
@@ -21,6 +22,7 @@ class Authenticity:
     Args:
         keys: producer keys; without them no signed manifest can be used.
         required: use nothing that is not signed.
+        protection: opens what is sealed; without it nothing is.
         clock: Unix seconds; the system's by default.
 
     Raises:
@@ -33,6 +35,7 @@ class Authenticity:
         keys: KeyRing | None = None,
         *,
         required: bool = False,
+        protection: Protection | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if required and keys is None:
@@ -43,6 +46,8 @@ class Authenticity:
         """Producer keys."""
         self.required = required
         """Whether only signed manifests count."""
+        self.protection = Protection() if protection is None else protection
+        """What opens what is sealed, and whether only that counts."""
         self.clock = time.time if clock is None else clock
         """Unix seconds."""
         self.refused: Counter[str] = Counter()

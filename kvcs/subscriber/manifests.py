@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kvcs.errors import (
     KvcsError,
     NotAuthentic,
+    ObjectError,
     PublicationAborted,
     PublicationError,
     Redirected,
@@ -30,15 +31,18 @@ from kvcs.kv import (
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import FullTrackName, TrackNamespace
-from kvcs.moqt.objects import ObjectStatus
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.store import DEFAULT_PRIORITY
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.coverage import Coverage, Holding
 from kvcs.subscriber.lost_versions import LostVersions
+from kvcs.subscriber.protection import default_priority
 from kvcs.subscriber.requests import follow
 from kvcs.subscriber.settings import SubscriberSettings
 
@@ -58,10 +62,11 @@ MAX_VERSIONS_ARRIVING = 4
 class _Arriving:
     """One version on its way in; its length was only announced, so it grows with what comes."""
 
-    __slots__ = ("group_id", "octets")
+    __slots__ = ("group_id", "header", "octets")
 
-    def __init__(self, group_id: int) -> None:
-        self.group_id = group_id
+    def __init__(self, header: ObjectHeader) -> None:
+        self.group_id = header.group_id
+        self.header = header
         self.octets = bytearray()
 
     def write(self, data: memoryview) -> None:
@@ -134,6 +139,7 @@ class ManifestFollower:
         self.notify = on_change
         """Called after a new version, the end, or a failure."""
         self._newest = -1
+        self._default_priority = DEFAULT_PRIORITY
         self._arriving: dict[int, _Arriving] = {}
         self._parsing: set[asyncio.Task[None]] = set()
         self._request_id: int | None = None
@@ -311,6 +317,9 @@ class ManifestFollower:
                 self._arrived(arriving)
         elif isinstance(event, events.DataStreamEnded):
             self._arriving.pop(event.stream_id, None)
+        elif isinstance(event, events.RequestAccepted):
+            if isinstance(event.reply, SubscribeOk):
+                self._default_priority = default_priority(event.reply)
         elif isinstance(event, events.SubscriptionEnded):
             if event.status == PublishDoneCode.TRACK_ENDED:
                 self.ended = True
@@ -355,7 +364,7 @@ class ManifestFollower:
             return
         if header.group_id <= self._newest:
             return  # an older version, or the same again
-        limit = self._limit
+        limit = self._authenticity.protection.longest(self._limit)
         if header.payload_length > limit:
             self._fail(
                 PublicationError(f"manifest of {header.payload_length} octets, limit {limit}")
@@ -364,11 +373,11 @@ class ManifestFollower:
         while len(self._arriving) >= MAX_VERSIONS_ARRIVING:
             oldest = min(self._arriving, key=lambda stream: self._arriving[stream].group_id)
             del self._arriving[oldest]
-        self._arriving[event.stream_id] = _Arriving(header.group_id)
+        self._arriving[event.stream_id] = _Arriving(header)
 
     @property
     def _limit(self) -> int:
-        """Longest version."""
+        """Longest version, opened."""
         octets = self._settings.manifest_limits.octets
         return max_signed_octets(octets) if self._is_signed else octets
 
@@ -376,6 +385,8 @@ class ManifestFollower:
         if len(arriving.octets) <= THREAD_OCTETS:
             try:
                 self._apply(self._parse(arriving))
+            except ObjectError as exc:
+                self._dropped(arriving, exc)
             except KvcsError as exc:
                 self._fail(exc)
             return
@@ -386,14 +397,26 @@ class ManifestFollower:
     async def _parse_in_thread(self, arriving: _Arriving) -> None:
         try:
             self._apply(await asyncio.to_thread(self._parse, arriving))
+        except ObjectError as exc:
+            self._dropped(arriving, exc)
         except KvcsError as exc:
             self._fail(exc)
 
+    def _dropped(self, arriving: _Arriving, error: ObjectError) -> None:
+        """A version did not open; it is as if it had not come, unless our keys do not fit."""
+        protection = self._authenticity.protection
+        fatal = protection.dropped(arriving.header, error, first=self.versions == 0)
+        if fatal is not None:
+            self._fail(fatal)
+
     def _parse(self, arriving: _Arriving) -> _Parsed:
-        """Verify a version, read it and hold it to the prefix."""
+        """Open a version, verify it, read it and hold it to the prefix."""
         signed, payload = None, memoryview(arriving.octets)
+        payload = self._authenticity.protection.open_manifest(
+            self.full_track_name, arriving.header, self._default_priority, payload
+        )
         if self._is_signed:
-            signed = self._open_signed(arriving)
+            signed = self._open_signed(payload, arriving.group_id)
             payload = memoryview(signed.payload)
         manifest = parse_manifest(payload, self._settings.manifest_limits)
         if signed is not None and signed.key is not None:
@@ -401,8 +424,8 @@ class ManifestFollower:
         blocks, final = self._covered(manifest)
         return _Parsed(arriving.group_id, manifest, blocks, signed, final)
 
-    def _open_signed(self, arriving: _Arriving) -> SignedVersion:
-        judge, octets, version = self._judge, arriving.octets, arriving.group_id
+    def _open_signed(self, octets: memoryview, version: int) -> SignedVersion:
+        judge = self._judge
         if judge is None:
             return look_at_signed(octets, version, max_octets=self._limit)
         try:

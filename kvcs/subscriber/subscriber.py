@@ -11,7 +11,7 @@ from kvcs.errors import (
     PublicationNotFound,
     UsageError,
 )
-from kvcs.kv import Ledger, Manifest, Prefix, PublicationNamespace
+from kvcs.kv import Ledger, Manifest, Prefix, ProtectionRing, PublicationNamespace
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
@@ -21,6 +21,7 @@ from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.discovery import PublicationInfo, Search, halved, publications
 from kvcs.subscriber.finding import Finder
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.protection import Protection
 from kvcs.subscriber.reception import Retrieve
 from kvcs.subscriber.report import ManifestFacts
 from kvcs.subscriber.retrieval import Retrieval
@@ -44,6 +45,9 @@ class Subscriber:
             version of its manifest, and every object against the signed list before it is used.
         require_signed: use nothing that is not signed by one of them (KVCS "Security
             Considerations").
+        protection: the scope's protection keys. A publication has to be sealed then: its manifest
+            and every object are opened before they are checked, and what does not open is dropped
+            and counted. Without them no sealed publication can be read.
         index: asked for publications of a prefix beside the sessions; what it names is asked for
             on the sessions.
 
@@ -58,10 +62,15 @@ class Subscriber:
         settings: SubscriberSettings | None = None,
         keys: KeyRing | None = None,
         require_signed: bool = False,
+        protection: ProtectionRing | None = None,
         index: Index | None = None,
     ) -> None:
         self.settings = SubscriberSettings() if settings is None else settings
-        self._authenticity = Authenticity(keys, required=require_signed)
+        self._sessions = (session, *others)
+        self._protection = Protection(protection)
+        self._authenticity = Authenticity(
+            keys, required=require_signed, protection=self._protection
+        )
         self._index = index
         self._sharing = Sharing()
         self._routes = Routes((session, *others))
@@ -71,6 +80,12 @@ class Subscriber:
     def refused(self) -> dict[str, int]:
         """Publications refused because no signature showed their producer, by failed check."""
         return dict(self._authenticity.refused)
+
+    @property
+    def unopened(self) -> dict[str, int]:
+        """Manifest versions that did not open, by failed check; `CacheReport.rejected` has the
+        objects."""
+        return dict(self._protection.rejected)
 
     async def list(self, of: Prefix | bytes) -> list[PublicationInfo]:
         """Publications that are announced now.
@@ -182,7 +197,8 @@ class Subscriber:
             PublicationNotFound: there was none to use.
             PublicationError: the publication that was named cannot be used: its manifest does not
                 fit the prefix, and the message says where.
-            UsageError: the selection does not fit the prefix, or an argument is out of bounds.
+            UsageError: the selection does not fit the prefix, or an argument is out of bounds; or
+                a session's relays are not trusted, and there are no protection keys.
             RequestError: every session refused, or none has the publication that was named.
             ConnectionClosed: the session ended.
 
@@ -190,6 +206,7 @@ class Subscriber:
         """
         loop = asyncio.get_running_loop()
         opened_at = loop.time()
+        self._protection.check_relays(self._sessions)
         ledger = self._ledger(prefix, layers, blocks)
         if retrieve not in get_args(Retrieve):
             known = ", ".join(get_args(Retrieve))
@@ -214,6 +231,9 @@ class Subscriber:
             if blocks is None and follower.coverage is not None:
                 ledger.blocks = follower.coverage.blocks
             ledger.signed = follower.signed is not None
+            ledger.unsealer = self._protection.unsealer(
+                ledger, follower.namespace, self.settings.max_data_octets
+            )
             retrieval = Retrieval(
                 follower,
                 self._routes,
@@ -309,6 +329,7 @@ class Subscriber:
         look: bool,
     ) -> ManifestFollower:
         """Follow one publication until its manifest is there, and no longer."""
+        self._protection.check_relays(self._sessions)
         seconds = self.settings.least_deadline if deadline is None else deadline
         if not seconds > 0:
             raise UsageError(f"deadline must be more than 0 s, not {seconds}")

@@ -1,0 +1,212 @@
+"""Sealed Objects on their way in: opened first, then checked and taken like any other.
+
+A sealed payload shows nothing before its last octet is there and its tag was verified, so it needs
+a buffer of its own. Plain logic: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from kvcs.errors import ObjectError, UsageError
+from kvcs.kv.arrays import byte_view
+from kvcs.kv.ledger import Ledger
+from kvcs.kv.payload import HEADER_OCTETS, MAX_DATA_OCTETS
+from kvcs.kv.protection import TAG_OCTETS, Keys, Opener, sealed_octets
+from kvcs.kv.slots import Outcome
+from kvcs.kv.strict_json import Octets
+from kvcs.kv.tracks import DataTrack
+from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
+
+MAX_SEALED_OCTETS: Final = 256 * 2**20
+"""Octets of sealed Objects that are on their way at a time, as announced; one always may be."""
+
+QUIET_CHECKS: Final = frozenset({"unprotected", "key", "seal"})
+"""Checks whose failure must not show: to the peer it looks as if the Object had been fine."""
+
+
+class Unsealer:
+    """Opens the Objects of one publication's data tracks before a ledger takes them.
+
+    Args:
+        ledger: takes them.
+        keys: the scope's protection keys.
+        namespace: the publication.
+        max_data_octets: largest Data of one Object; a sealed one is as much longer as sealing makes
+            it.
+        max_octets: see `MAX_SEALED_OCTETS`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        keys: Keys,
+        namespace: TrackNamespace,
+        *,
+        max_data_octets: int = MAX_DATA_OCTETS,
+        max_octets: int = MAX_SEALED_OCTETS,
+    ) -> None:
+        self.ledger = ledger
+        """Takes what was opened."""
+        self.octets = 0
+        """Octets of sealed Objects on their way, as announced."""
+        self._keys = keys
+        self._namespace = namespace
+        self._longest = sealed_octets(HEADER_OCTETS + max_data_octets)
+        self._max_octets = max_octets
+        self._openers: dict[DataTrack, Opener] = {}
+
+    def begin(
+        self,
+        track: DataTrack,
+        location: Location,
+        payload_length: int,
+        *,
+        priority: int,
+        immutable: bytes | None,
+    ) -> SealedSlot | None:
+        """Start to receive one Object with a payload.
+
+        Args:
+            track: one of the ledger's tracks.
+            location: Group ID is the layer, Object ID the block.
+            payload_length: octets of the sealed payload, as announced.
+            priority: its effective Publisher Priority.
+            immutable: value of its IMMUTABLE_PROPERTIES; None where it has none.
+
+        Returns:
+            A slot for the octets, or None: the Object is outside the selection, drop it.
+
+        Raises:
+            ObjectError: as `Ledger.begin`; or ``room``: too many are on their way already. Drop
+                it; it is counted.
+        """
+        if not self.ledger.wants(track, location):
+            return None
+        try:
+            if not TAG_OCTETS < payload_length <= self._longest:
+                raise ObjectError(
+                    f"{track} {location}: sealed payload of {payload_length} octets, expected"
+                    f" {TAG_OCTETS + 1} to {self._longest}",
+                    check="length",
+                )
+            if self.octets and self.octets + payload_length > self._max_octets:
+                raise ObjectError(
+                    f"{track} {location}: sealed Objects of {self.octets} octets are on their way"
+                    f" already, limit {self._max_octets}",
+                    check="room",
+                )
+        except ObjectError as exc:
+            self.ledger.counters.rejected[exc.check] += 1
+            raise
+        return SealedSlot(self, track, location, payload_length, priority, immutable)
+
+    def opener(self, track: DataTrack) -> Opener:
+        """Opener of a data track."""
+        found = self._openers.get(track)
+        if found is None:
+            name = FullTrackName(self._namespace, track.name)
+            found = self._openers[track] = Opener(self._keys, name)
+        return found
+
+
+class SealedSlot:
+    """One sealed Object on its way in, made by `Unsealer.begin`.
+
+    `write` never raises for what a peer sent; `finish` says how it went. Every slot ends with one
+    `finish` or `abandon`.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_immutable",
+        "_priority",
+        "_unsealer",
+        "ended",
+        "location",
+        "payload_length",
+        "received",
+        "track",
+    )
+
+    def __init__(
+        self,
+        unsealer: Unsealer,
+        track: DataTrack,
+        location: Location,
+        payload_length: int,
+        priority: int,
+        immutable: bytes | None,
+    ) -> None:
+        self.track = track
+        """Track that carries the Object."""
+        self.location = location
+        """Its Location."""
+        self.payload_length = payload_length
+        """Octets of the sealed payload, as announced."""
+        self.received = 0
+        """Octets of it so far."""
+        self.ended = False
+        """Whether it was finished or abandoned."""
+        self._unsealer = unsealer
+        self._priority = priority
+        self._immutable = immutable
+        # Not zeroed: a peer that announces much and sends little costs nothing.
+        self._buffer: memoryview | None = byte_view(np.empty(payload_length, np.uint8))
+        unsealer.octets += payload_length
+
+    def write(self, octets: Octets) -> None:
+        """Take the next octets; what nobody announced is dropped."""
+        start = self.received
+        self.received += len(octets)
+        if self._buffer is not None and self.received <= self.payload_length:
+            self._buffer[start : self.received] = octets
+
+    def finish(self) -> Outcome:
+        """Open the Object, and give it to the ledger; see `Ledger.finish`.
+
+        Raises:
+            ObjectError: it did not open (`QUIET_CHECKS`), or failed a check of the ledger; it is
+                dropped, counted and owed again.
+            PublicationError: as `Ledger.finish`.
+            UsageError: the slot has ended before.
+        """
+        if self.ended or self._buffer is None:
+            raise UsageError(f"{self.track} {self.location}: the slot has ended")
+        unsealer, sealed = self._unsealer, self._buffer
+        ledger = unsealer.ledger
+        self._leave()
+        try:
+            if self.received != self.payload_length:
+                raise ObjectError(
+                    f"{self.track} {self.location}: {self.received} of {self.payload_length} octets"
+                    " came",
+                    check="length",
+                )
+            payload = unsealer.opener(self.track).open(
+                self.location, self._priority, self._immutable, sealed
+            )
+        except ObjectError as exc:
+            ledger.counters.rejected[exc.check] += 1
+            ledger.counters.octets += self.received
+            raise
+        slot = ledger.begin(self.track, self.location, len(payload))
+        if slot is None:
+            return Outcome.DUPLICATE  # it was selected when it began, and is no longer
+        slot.write(payload)
+        return slot.finish()
+
+    def abandon(self) -> None:
+        """Give the Object up, for example when its stream was reset; it is owed again."""
+        if not self.ended:
+            counters = self._unsealer.ledger.counters
+            counters.abandoned += 1
+            counters.octets += self.received
+            self._leave()
+
+    def _leave(self) -> None:
+        self.ended = True
+        self._buffer = None
+        self._unsealer.octets -= self.payload_length

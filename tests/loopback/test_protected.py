@@ -1,0 +1,150 @@
+"""Protected publications end to end: sealed at the producer, opened at the consumer, and nowhere
+between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import kvcs
+from kvcs.errors import NotProtected, PublicationNotFound, UsageError
+from kvcs.kv import ProtectionKey, ProtectionRing
+from kvcs.quic.endpoint import connect
+from kvcs.subscriber import manifests
+from kvcs.trust import KeyRing, SigningKey
+from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.kv_fixtures import joined, serving
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+TOY = toy_publication()
+PREFIX = toy_prefix()
+LAYERS = TOY.descriptor.layers
+OLD, KEY = ProtectionKey(2**32 + 1, b"\x01" * 32), ProtectionKey(2**32 + 2, b"\x02" * 32)
+RING = ProtectionRing([OLD, KEY])
+SIGNER = SigningKey.generate(scope_id=PREFIX.scope_id)
+
+
+def opening(*sessions: Any, ring: ProtectionRing = RING, **options: Any) -> kvcs.Subscriber:
+    return kvcs.Subscriber(*sessions, settings=QUICK, protection=ring, **options)
+
+
+@asynccontextmanager
+async def relaying(files: PemFiles) -> AsyncIterator[kvcs.Relay]:
+    settings = kvcs.RelaySettings(
+        cert=files.cert, key=files.key, port=0, allow_anyone=True, goaway_timeout=0.5
+    )
+    async with kvcs.Relay(settings) as relay:
+        yield relay
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_through_a_relay_live_late_and_fetched(files: PemFiles, signed: bool) -> None:
+    options: dict[str, Any] = {}
+    if signed:
+        options = {"keys": KeyRing([SIGNER.public]), "require_signed": True}
+    async with (
+        relaying(files) as relay,
+        connect(relay.url, ca=files.ca, relays="untrusted") as producer,
+        connect(relay.url, ca=files.ca, relays="untrusted") as consumer,
+    ):
+        async with kvcs.Publisher(producer).publish(
+            PREFIX, sign=SIGNER if signed else None, protect=RING
+        ) as publication:
+            segment = await publication.segment()
+            await put(segment, TOY, [0, 1])
+            subscriber = opening(consumer, **options)
+            async with subscriber.open(PREFIX) as cache:
+                assert same(await cache.layer(1), TOY)  # while later ones are still produced
+                await put(segment, TOY, range(2, LAYERS))
+                assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+                report = cache.report
+                assert report.rejected == {}
+                assert report.signed_by == (SIGNER.kid if signed else None)
+            async with subscriber.open(PREFIX) as cache:  # all of it from the fill
+                assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+            async with subscriber.open(PREFIX, layers=(1, 2), blocks=2, retrieve="fetch") as cache:
+                assert [same(layer, TOY, 2) async for layer in cache] == [True] * 2
+            facts = await subscriber.look_at(kvcs.PublicationNamespace.parse(publication.namespace))
+            assert facts.manifest.complete
+            assert subscriber.unopened == {} == subscriber.refused
+
+
+async def test_a_rotation_goes_on_while_both_keys_are_known(files: PemFiles) -> None:
+    ring = ProtectionRing([OLD])
+    consumer_ring = ProtectionRing([OLD])
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server)
+        subscriber = opening(client, ring=consumer_ring)
+        async with publisher.publish(PREFIX, protect=ring) as before:
+            await put(await before.segment(), TOY)
+            newer = ring.rotate()
+            async with publisher.publish(PREFIX, protect=ring) as after:
+                await put(await after.segment(), TOY)
+                named = [
+                    kvcs.PublicationNamespace.parse(each.namespace) for each in (before, after)
+                ]
+                async with subscriber.open(PREFIX, publication=named[0]) as cache:
+                    await cache.complete()
+                with pytest.raises(NotProtected) as refused:
+                    await subscriber.manifest(named[1])
+                assert (refused.value.check, refused.value.key_id) == ("key", newer.key_id)
+                assert str(newer.key_id) in str(refused.value)
+                consumer_ring.add(newer, send=False)
+                for name in named:
+                    async with subscriber.open(PREFIX, publication=name) as cache:
+                        assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+                assert subscriber.unopened == {"key": 1}
+
+
+async def test_without_keys_a_sealed_publication_says_which_lacks(files: PemFiles) -> None:
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(PREFIX, protect=KEY) as publication:
+            await put(await publication.segment(), TOY)
+            name = kvcs.PublicationNamespace.parse(publication.namespace)
+            plain = kvcs.Subscriber(client, settings=QUICK)
+            with pytest.raises(NotProtected) as refused:
+                await plain.manifest(name)
+            assert (refused.value.check, refused.value.key_id) == ("key", KEY.key_id)
+            assert f"Key ID {KEY.key_id}" in str(refused.value)
+            with pytest.raises(PublicationNotFound, match=f"Key ID {KEY.key_id}"):
+                async with plain.open(PREFIX, wait=0.0):
+                    pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_what_is_not_sealed_does_not_count_where_keys_are_given(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch, in_thread: bool
+) -> None:
+    if in_thread:
+        monkeypatch.setattr(manifests, "THREAD_OCTETS", 0)
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(PREFIX) as publication:
+            await put(await publication.segment(), TOY)
+            subscriber = opening(client)
+            with pytest.raises(NotProtected) as refused:
+                await subscriber.manifest(kvcs.PublicationNamespace.parse(publication.namespace))
+            assert (refused.value.check, refused.value.key_id) == ("unprotected", None)
+            assert subscriber.unopened == {"unprotected": 1}
+
+
+async def test_relays_that_are_not_trusted_are_not_read_without_keys(files: PemFiles) -> None:
+    async with serving(files) as server:
+        async with kvcs.Publisher(server).publish(PREFIX, protect=KEY) as publication:
+            await put(await publication.segment(), TOY)
+            name = kvcs.PublicationNamespace.parse(publication.namespace)
+            async with connect(server.url, ca=files.ca, relays="untrusted") as session:
+                plain = kvcs.Subscriber(session, settings=QUICK)
+                assert [info.namespace for info in await plain.list(PREFIX)] == [name]
+                for read in (plain.manifest, plain.look_at):
+                    with pytest.raises(UsageError, match=r"Subscriber\(protection="):
+                        await read(name)
+                with pytest.raises(UsageError, match=r"Subscriber\(protection="):
+                    async with plain.open(PREFIX):
+                        pytest.fail("it was opened")
+                async with opening(session).open(PREFIX) as cache:
+                    assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS

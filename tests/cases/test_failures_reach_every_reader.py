@@ -1,0 +1,48 @@
+"""Two requests of one process read one retrieval: what fails is told to both (case 9)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+import kvcs
+from kvcs.moqt.names import Location
+from tests.builders import QUICK, same, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.kv_fixtures import Wire, joined
+from tests.loopback.raw_publication import K0, V0, RawPublication, damaged
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+async def test_a_damaged_object_is_told_to_both(files: PemFiles) -> None:
+    toy = toy_publication()
+    raw = RawPublication(toy)
+    wrong = {(V0, 1): damaged(toy.objects[V0, Location(2, 1)])}
+    raw.manifest(layers=0)
+    wire = Wire()
+    async with raw.serve(files) as server, joined(server, files, wire) as client:
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
+        async with AsyncExitStack() as stack:
+            opened = await asyncio.gather(
+                *(stack.enter_async_context(subscriber.open(toy_prefix())) for _ in range(2))
+            )
+            assert wire.tracks("subscribe") == ["manifest.cose", "manifest", str(K0), str(V0)]
+            waiting = [asyncio.ensure_future(cache.layer(2)) for cache in opened]
+            raw.layers(0, 1)
+            raw.layer(2, wrong, wrong)
+            raw.layers(3)
+            raw.end()
+            failures = await asyncio.gather(*waiting, return_exceptions=True)
+            for cache, failure in zip(opened, failures, strict=True):
+                assert isinstance(failure, kvcs.CacheIncomplete)
+                assert [str(run) for run in failure.missing] == [
+                    "v layer 2 blocks 1-1 (tokens 4-7)"
+                ]
+                with pytest.raises(kvcs.CacheIncomplete) as again:
+                    await cache.layer(2)
+                assert again.value.missing == failure.missing
+                for layer in (0, 1, 3):
+                    assert same(await cache.layer(layer), toy)

@@ -167,7 +167,7 @@ def test_a_longer_publication_that_is_only_named_is_refused_by_field() -> None:
         async with field.published(longer, LONG) as made, field.session("consumer") as session:
             subscriber = kvcs.Subscriber(session, settings=SETTINGS)
             uri = made.uri("moqt://relay")
-            with pytest.raises(kvcs.PublicationError, match="segment 0 has 8 blocks.*_sha256"):
+            with pytest.raises(kvcs.PublicationError, match=r"segment 0 has 8 blocks.*_sha256"):
                 async with subscriber.open(SHARED, publication=uri):
                     pass
             # With the tokens it is confirmed, and gives the blocks that are asked for.

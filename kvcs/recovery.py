@@ -336,9 +336,7 @@ class Recovery:
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
             group_order=GroupOrder.ASCENDING,
-            location_filter=LocationFilter.absolute_range(
-                run.first.group, run.first.object, run.last.group, run.last.object
-            ),
+            location_filter=LocationFilter.between(run.first, run.last),
         )
         try:
             request_id = connection.core.requester.fetch(name, parameters)

@@ -120,6 +120,16 @@ class LocationFilter:
         return cls(LocationFilterType.ABSOLUTE_RANGE, group, object_id, delta, end_object)
 
     @classmethod
+    def between(cls, first: Location, last: Location) -> LocationFilter:
+        """From one Location to another; to the end of the Group where ``last`` is the largest.
+
+        There are servers that take 2^64-1 for too large an Object ID.
+        """
+        if last.object == MAX_VI64:
+            return cls.group_end(*first, last.group)
+        return cls.absolute_range(*first, *last)
+
+    @classmethod
     def next_object(cls) -> LocationFilter:
         """From the Object behind the Largest Object."""
         return cls(LocationFilterType.NEXT_OBJECT)

@@ -10,7 +10,7 @@ from kvcs.moqt import events
 from kvcs.moqt.data import SubgroupHeader
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import SubscribeOk
-from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder
+from kvcs.moqt.names import FullTrackName, GroupOrder
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
@@ -114,7 +114,7 @@ class LostVersions:
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
             group_order=GroupOrder.ASCENDING,
-            location_filter=LocationFilter.absolute_range(group_id, 0, group_id, MAX_VI64),
+            location_filter=LocationFilter.group_end(group_id, 0, group_id),
         )
         try:
             request_id = connection.core.requester.fetch(self._versions.full_track_name, parameters)

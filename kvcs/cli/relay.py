@@ -12,11 +12,13 @@ from typing import Annotated
 
 import typer
 
+import kvcs
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address, seconds
 from kvcs.cli.output import Output
-from kvcs.errors import FileError
+from kvcs.cli.status import show
+from kvcs.errors import FileError, UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
@@ -34,9 +36,11 @@ def register(app: typer.Typer) -> None:
     async def relay(
         output: Output,
         cert: Annotated[
-            Path, typer.Option("--cert", metavar="FILE", help="Certificate chain, PEM.")
-        ],
-        key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Its private key, PEM.")],
+            Path | None, typer.Option("--cert", metavar="FILE", help="Certificate chain, PEM.")
+        ] = None,
+        key: Annotated[
+            Path | None, typer.Option("--key", metavar="FILE", help="Its private key, PEM.")
+        ] = None,
         bind: Annotated[
             str,
             typer.Option(
@@ -87,6 +91,23 @@ def register(app: typer.Typer) -> None:
                 help="How long they have to leave when it stops.",
             ),
         ] = 5.0,
+        admin: Annotated[
+            str | None,
+            typer.Option(
+                "--admin",
+                metavar="[HOST:]PORT",
+                help="Serve /metrics, /healthz, /readyz and /status over HTTP there; on 127.0.0.1"
+                " where no host is named. It has no TLS and no authorization.",
+            ),
+        ] = None,
+        status: Annotated[
+            str | None,
+            typer.Option(
+                "--status",
+                metavar="URL",
+                help="Run no relay: show what the one does whose --admin is at this http:// URL.",
+            ),
+        ] = None,
         datagram_size: DatagramSizeOption = None,
         lines: LinesOption = False,
     ) -> None:
@@ -95,6 +116,11 @@ def register(app: typer.Typer) -> None:
         Each cache crosses it once, however many consumers there are. With --json or --lines its
         counters are printed when it ends.
         """
+        if status is not None:
+            await show(output, status)
+            return
+        if cert is None or key is None:
+            raise UsageError("a relay needs a certificate: --cert FILE and --key FILE")
         host, port = parse_address(bind, RELAY_PORT)
         settings = RelaySettings(
             host=host,
@@ -110,14 +136,35 @@ def register(app: typer.Typer) -> None:
             quic=QuicSettings(datagram_size=datagram_size),
         )
         told = Lines(lines)
-        async with Relay(settings) as running, _reloading(running):
-            told.event("listening", url=running.url)
+        server = Relay(settings)
+        async with (
+            _administered(admin, server) as admin_url,
+            server as running,
+            _reloading(running),
+        ):
+            told.event("listening", url=running.url, admin=admin_url)
             if not lines:
                 output.note(f"relay listening on {running.url}")
+                if admin_url:
+                    output.note(f"metrics and status on {admin_url}")
             try:
                 await running.closed()
             finally:
                 _show(output, running.stats, told)
+
+
+@asynccontextmanager
+async def _administered(address: str | None, relay: Relay) -> AsyncIterator[str | None]:
+    """HTTP beside the relay, from before it listens until it has stopped; gives its URL."""
+    if address is None:
+        yield None
+        return
+    # Here, since it needs an extra that most relays do without.
+    from kvcs.relay.admin import Admin
+
+    host, port = parse_address(f"127.0.0.1:{address}" if address.isdecimal() else address, 0)
+    async with Admin(relay.status, kvcs.__version__, host, port) as admin:
+        yield admin.url
 
 
 @asynccontextmanager

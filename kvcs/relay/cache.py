@@ -118,6 +118,11 @@ class RelayCache:
         return len(self._entries)
 
     @property
+    def groups(self) -> int:
+        """Number of Groups, over all Tracks."""
+        return sum(len(entry.track.groups) for entry in self._entries.values())
+
+    @property
     def octets(self) -> int:
         """Octets in use, bookkeeping included."""
         return self.budget.used

@@ -22,7 +22,7 @@ from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.policy import Policy
 from kvcs.relay.settings import RelayLimits
-from kvcs.relay.stats import RelayStats
+from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus
 from kvcs.trust import Authority, KeyRing, KeyUse, TokenVerifier
 from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
 
@@ -158,7 +158,7 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
-        self._closing = False
+        self._listening = self._closing = False
         self._empty = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -179,6 +179,7 @@ class Relay:
             key=settings.key,
             quic=_bounded(settings.quic, settings.max_sessions),
         )
+        self._listening = True
         self._watch_issuers()
         _log.info("relay_listening", address=self.address, cache=settings.limits.cache_octets)
         return self
@@ -235,9 +236,35 @@ class Relay:
         return self._server.url
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it listens, and is not on its way out: false while it waits for sessions to leave
+        too."""
+        return self._listening and not self._closing
+
+    @property
     def stats(self) -> RelayStats:
         """Counters since the start, and gauges of now."""
-        return self._core.snapshot()
+        stats = self._core.snapshot()
+        stats.queued_octets = sum(each.transport.unacknowledged() for each in self._keys)
+        return stats
+
+    def status(self) -> RelayStatus:
+        """The relay as it is now, with each session."""
+        now = 0.0 if self._loop is None else self._loop.time()
+        peers = [
+            PeerStats(
+                session=key,
+                peer=connection.peer,
+                seconds=round(now - peer.opened_at, 3),
+                requests=peer.requests,
+                serving=len(peer.downstream),
+                queued_octets=connection.transport.unacknowledged(),
+                rtt=connection.stats().rtt,
+            )
+            for connection, key in self._keys.items()
+            if (peer := self._core.peer(key)) is not None
+        ]
+        return RelayStatus(self.is_ready, self.stats, tuple(peers))
 
     @property
     def transports(self) -> list[tuple[str, TransportStats]]:

@@ -32,6 +32,12 @@ class RelayStats:
     tracks: int = 0
     """Tracks in the cache or in use."""
 
+    groups: int = 0
+    """Groups in the cache."""
+
+    queued_octets: int = 0
+    """Octets that wait below the cache for peers: given to QUIC, not acknowledged yet."""
+
     cache_octets: int = 0
     """Octets in the cache, bookkeeping included."""
 
@@ -96,3 +102,43 @@ class Report:
 
     facts: dict[str, Fact] = field(default_factory=dict)
     """Key-value facts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStats:
+    """One session, for whoever watches the relay; times are seconds, sizes octets."""
+
+    session: int
+    """Its number: the log names sessions by it."""
+
+    peer: str
+    """Address and port."""
+
+    seconds: float
+    """Since it opened."""
+
+    requests: int
+    """Requests that it has made."""
+
+    serving: int
+    """Its requests that are served or wait now."""
+
+    queued_octets: int
+    """Octets that wait for it below the cache."""
+
+    rtt: float | None
+    """Smoothed round trip; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """A relay as it is now."""
+
+    ready: bool
+    """Whether it listens, and is not on its way out."""
+
+    stats: RelayStats
+    """Counters and gauges."""
+
+    peers: tuple[PeerStats, ...]
+    """Sessions that are open, oldest first."""

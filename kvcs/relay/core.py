@@ -7,6 +7,7 @@ It never opens a payload.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from typing import get_args
@@ -18,15 +19,13 @@ from kvcs.moqt.errors import (
     MalformedTrack,
     PublishDoneCode,
     RequestCode,
-    SessionCode,
     StreamCode,
 )
-from kvcs.moqt.names import FullTrackName, TrackNamespace
+from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.requests import State
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
-from kvcs.relay.directory import Directory
 from kvcs.relay.namespaces import Place
 from kvcs.relay.peers import Peer
 from kvcs.relay.permits import Permits
@@ -37,7 +36,6 @@ from kvcs.relay.stats import Fact, RelayStats, Report
 from kvcs.relay.timers import Callback, Timer, Timers
 from kvcs.relay.tracks import RelayTrack, StreamEvent
 from kvcs.relay.upstream import Ask, Waiting
-from kvcs.relay.upstreams import Upstreams
 
 MAX_REPORTS = 4096
 """Lines for the log that wait to be taken; the oldest are dropped."""
@@ -50,7 +48,6 @@ class RelayCore:
         limits: see `RelayLimits`.
         on_wake: called when `next_timer` may be earlier than it was, outside of an input.
         policy: who may do what; anyone everything by default.
-        relay_id: what this relay tells other relays that it is; see `kvcs.relay.upstreams`.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class RelayCore:
         limits: RelayLimits | None = None,
         on_wake: Callable[[], None] | None = None,
         policy: Policy | None = None,
-        relay_id: bytes = b"",
     ) -> None:
         self.limits = RelayLimits() if limits is None else limits
         self.stats = RelayStats()
@@ -71,9 +67,10 @@ class RelayCore:
         )
         self._on_wake = on_wake
         self._peers: dict[int, Peer] = {}
-        self._tracks = Directory()
-        self._upstreams = Upstreams(self, relay_id, self._heard)
-        self._routing = Routing(self, self._tracks.below, self._upstreams)
+        self._routing = Routing(self, self._tracks_below)
+        self._tracks: dict[FullTrackName, RelayTrack] = {}
+        self._names: list[FullTrackName] = []
+        """Keys of `_tracks` in order: those below a namespace stand together."""
         self._timers = Timers()
         self._permits = Permits(policy or Policy(), self.at, self._is_alive, self._end)
         self._soon: list[Callback] = []
@@ -81,18 +78,9 @@ class RelayCore:
 
     # Inputs
 
-    def session_opened(
-        self, key: int, core: Session, now: float, upstream: int | None = None
-    ) -> None:
-        """A session is there; ``key`` names it from now on and is never used again.
-
-        Args:
-            key: a number that is new.
-            core: the session.
-            now: the time.
-            upstream: where it is one with an upstream, how many others are asked before it.
-        """
-        self._peers[key] = Peer(core, now, upstream)
+    def session_opened(self, key: int, core: Session, now: float) -> None:
+        """A session is there; ``key`` names it from now on and is never used again."""
+        self._peers[key] = Peer(core, now)
         self.stats.sessions_total += 1
 
     def event(self, key: int, event: events.Event, now: float) -> None:
@@ -110,10 +98,10 @@ class RelayCore:
         self.cache.receive_timer(now)
         if isinstance(event, events.SessionClosed):
             self.session_closed(key, event, now)
-        elif isinstance(event, events.GoawayReceived) and event.request_id is None:
-            peer.going_away = True
+        elif isinstance(event, events.GoawayReceived):
+            peer.going_away = peer.going_away or event.request_id is None
         elif isinstance(event, events.SessionEstablished):
-            self._admit(key, peer, event, now)
+            self._admit(key, peer, event)
         elif isinstance(event, _REQUESTS):
             peer.requests += 1
             self._request(key, peer, event, now)
@@ -123,9 +111,7 @@ class RelayCore:
             self._cancelled(Place(key, event.request_id), peer, now)
         else:
             track = peer.upstream.get(event.request_id)
-            if self._upstreams.event(key, event.request_id, event, now):
-                pass
-            elif track is not None:
+            if track is not None:
                 track.event(Place(key, event.request_id), event, now)
             elif (track := peer.downstream.get(event.request_id)) is not None:
                 track.downstream_event(Place(key, event.request_id), event, now)
@@ -137,8 +123,7 @@ class RelayCore:
         if peer is None:
             return
         self._permits.close(key)
-        self._routing.session_closed(key, peer, now)
-        self._upstreams.closed(key, now)
+        self._routing.session_closed(key, peer)
         for request_id, track in list(peer.downstream.items()):
             track.downstream_gone(Place(key, request_id), now)
         for track in dict.fromkeys(peer.upstream.values()):
@@ -215,19 +200,6 @@ class RelayCore:
             found.append(key)
         return found
 
-    def upstreams(self, name: FullTrackName) -> list[int]:
-        """Upstream sessions that may be asked for a Track that nobody announced, best first."""
-        keys = self._upstreams.sessions(name.namespace)
-        return [key for key in keys if name not in self._peers[key].banned]
-
-    def askable(self, name: FullTrackName) -> list[int]:
-        """`publishers`, or where there are none `upstreams`."""
-        return self.publishers(name) or self.upstreams(name)
-
-    def from_elsewhere(self, key: int, sources: list[int]) -> bool:
-        """Whether one of ``sources`` is not the relay at the other end of ``key``."""
-        return self._upstreams.from_elsewhere(key, sources)
-
     def expires_ms(self, place: Place) -> int | None:
         """Milliseconds after which a request of a peer will be ended; None where nothing does."""
         return self._permits.expires_ms(place)
@@ -276,14 +248,27 @@ class RelayCore:
         peer = self._peers.get(key)
         if peer is None:
             start(now)
+        elif peer.fetching < self.limits.max_upstream_fetches:
+            peer.fetching += 1
+            start(now)
         else:
-            peer.take_slot(start, self.limits.max_upstream_fetches, now)
+            peer.queue.append(start)
 
     def free_slot(self, key: int, now: float) -> None:
         """A FETCH on a session has ended; the next one begins."""
         peer = self._peers.get(key)
-        if peer is not None:
-            peer.free_slot(self.limits.max_upstream_fetches, now)
+        if peer is None:
+            return
+        peer.fetching -= 1
+        if peer.starting:
+            return  # one that was started has ended at once: the loop below goes on
+        peer.starting = True
+        try:
+            while peer.queue and peer.fetching < self.limits.max_upstream_fetches:
+                peer.fetching += 1
+                peer.queue.popleft()(now)
+        finally:
+            peer.starting = False
 
     def leave_queue(self, key: int, start: Callback) -> None:
         """A FETCH that waits for its turn is not wanted any more; quiet where it has begun."""
@@ -298,7 +283,9 @@ class RelayCore:
 
     def release(self, track: RelayTrack) -> None:
         """Nobody needs a Track any more."""
-        if self._tracks.remove(track):
+        if self._tracks.get(track.name) is track:
+            del self._tracks[track.name]
+            del self._names[bisect_left(self._names, track.name)]
             self.cache.drop_if_empty(track.name)
 
     def report(self, event: str, **facts: Fact) -> None:
@@ -307,47 +294,22 @@ class RelayCore:
 
     # Inner workings: requests of peers
 
-    def _admit(self, key: int, peer: Peer, event: events.SessionEstablished, now: float) -> None:
-        if not self._upstreams.introduced(key, event.options):
-            if peer.rank is not None:
-                self.report("upstream_is_this_relay", session=key)
-            peer.core.close(SessionCode.NO_ERROR, "a relay is no upstream of its own")
-            return
+    def _admit(self, key: int, peer: Peer, event: events.SessionEstablished) -> None:
         try:
             self._permits.open(key, event.tokens)
         except SessionError as exc:
-            if peer.rank is not None:
-                self._permits.open(key, ())  # what it may announce is another matter
-                self._upstream_opened(key, peer.rank, now)
-                return
             self.stats.sessions_refused += 1
             self.report("session_refused", session=key, code=exc.code, reason=exc.reason)
             peer.core.close(exc.code, exc.reason)
-            return
-        if peer.rank is not None:
-            self._upstream_opened(key, peer.rank, now)
-
-    def _upstream_opened(self, key: int, rank: int, now: float) -> None:
-        self._upstreams.opened(key, rank)
-        for track in self._tracks:
-            track.upstream_came(now)
-
-    def _heard(self, key: int, namespace: TrackNamespace, there: bool, now: float) -> None:
-        """An upstream has named a namespace, or has it no longer."""
-        self._routing.heard(key, namespace, there)
-        if there:
-            for track in self._tracks.below(namespace):
-                track.upstream_came(now)
 
     def _request(self, key: int, peer: Peer, event: Request, now: float) -> None:
         place = Place(key, event.request_id)
         try:
-            if not self._is_asked(key, event):
-                self._check(place, event, now)
+            self._check(place, event, now)
             if isinstance(event, events.PublishNamespaceReceived):
                 self._routing.announce(place, peer, event.track_namespace, now)
             elif isinstance(event, events.SubscribeNamespaceReceived):
-                self._routing.subscribe_namespace(place, peer, event.track_namespace_prefix, now)
+                self._routing.subscribe_namespace(place, peer, event.track_namespace_prefix)
             elif isinstance(event, events.SubscribeTracksReceived):
                 self._routing.subscribe_tracks(place, peer, event.track_namespace_prefix, now)
             elif isinstance(event, events.PublishReceived):
@@ -364,12 +326,6 @@ class RelayCore:
         except RequestError as exc:
             self._permits.forget(place)
             peer.core.responder.refuse(event.request_id, exc)
-
-    def _is_asked(self, key: int, event: Request) -> bool:
-        """Whether an upstream PUBLISHes what it was asked for by SUBSCRIBE_TRACKS."""
-        if not isinstance(event, events.PublishReceived):
-            return False
-        return self._upstreams.wants_tracks(key, event.full_track_name.namespace)
 
     def _check(self, place: Place, event: Request, now: float) -> None:
         """Authorize a request: each kind of each peer passes here before anything else.
@@ -418,7 +374,7 @@ class RelayCore:
             name not in self._tracks
             and self.cache.get(name) is None
             and waiting.ask is not Ask.SUBSCRIBE
-            and not self.askable(name)
+            and not self.publishers(name)
         ):
             raise DoesNotExist("nobody publishes this track here")
         track = self._use(name)
@@ -435,8 +391,8 @@ class RelayCore:
         if track is None:
             if len(self._tracks) >= self.limits.max_tracks:
                 raise RequestError("too many tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
-            track = RelayTrack(self, self.cache.open(name))
-            self._tracks.add(track)
+            track = self._tracks[name] = RelayTrack(self, self.cache.open(name))
+            insort(self._names, name)
         return track
 
     def _published(
@@ -459,7 +415,7 @@ class RelayCore:
         """The peer cancelled a request of its own."""
         self._permits.forget(place)
         request_id = place.request_id
-        if self._routing.cancelled(place, peer, now):
+        if self._routing.cancelled(place, peer):
             return
         track = peer.downstream.get(request_id)
         if track is not None:
@@ -511,13 +467,21 @@ class RelayCore:
         self._permits.look_again(now)
         self._run_soon(now)
 
+    def _tracks_below(self, namespace: TrackNamespace) -> list[RelayTrack]:
+        found: list[RelayTrack] = []
+        index = bisect_left(self._names, FullTrackName(namespace, b""))
+        while index < len(self._names) and is_prefix(namespace, self._names[index].namespace):
+            found.append(self._tracks[self._names[index]])
+            index += 1
+        return found
+
     # Inner workings
 
     def _in_use(self, name: FullTrackName) -> bool:
         return name in self._tracks
 
     def _let_go(self) -> None:
-        for track in self._tracks:
+        for track in self._tracks.values():
             track.retriever.let_go()
 
     def _run_soon(self, now: float) -> None:

@@ -41,6 +41,7 @@ class Room:
 
 ABOVE_THE_SHELL = {
     "errors",
+    "fallback",
     "kv",
     "kvfile",
     "moqt",
@@ -71,9 +72,7 @@ ROOMS = {
     "relay.server": Room(
         {"errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
     ),
-    "relay.admin": Room(
-        {"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()
-    ),
+    "relay.admin": Room({"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()),
     "quic": Room(
         {"errors", "moqt", "observe", "quic.aioquic_backend", "trust"}, {"structlog"}, set()
     ),
@@ -83,7 +82,10 @@ ROOMS = {
     "publisher": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
     "subscriber": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
     "recovery": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
-    "fallback": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
+    # aiohttp is imported by name, when an HTTP source or server begins to work.
+    "fallback": Room(
+        {"errors", "kv", "moqt", "observe", "quic.tokens", "trust"}, {"structlog"}, set()
+    ),
     "integrations": Room(
         EVERYTHING, {"lmcache", "numpy", "structlog", "torch", "transformers", "vllm"}, set()
     ),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
+from kvcs.fallback.folder import save_tracks
 from kvcs.kv import ManifestCadence, ManifestWriter, Prefix, check_signing_key, holder_uri
 from kvcs.kv.protection import ProtectionKey, Sealer
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, DataTrack, PublicationNamespace
@@ -158,6 +161,45 @@ class Publication:
         """
         for segment in self._segments:
             segment.finish()
+
+    async def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the publication, whole, below a folder that `kvcs serve-http` serves.
+
+        It is not seen there before it is whole. What is written are the very payloads that
+        subscribers get: sealed where the publication is.
+
+        Args:
+            folder: the folder of all publications; it is made if need be.
+
+        Returns:
+            The publication's own folder.
+
+        Raises:
+            UsageError: layers lack, or it was closed already.
+            FileError: it cannot be written, or is there already.
+
+        It writes in a thread; cancelling waits for nothing and leaves nothing that is seen half
+        made.
+        """
+        await self.finish()
+        await self._manifest.settled()
+        data = {
+            name: track
+            for segment in self._segments
+            for name, track in zip(segment.track_names, segment.tracks, strict=True)
+        }
+        where = await asyncio.to_thread(
+            save_tracks,
+            folder,
+            self.namespace,
+            self._manifest.track,
+            data,
+            segments=[segment.blocks for segment in self._segments],
+            block_keys=self.prefix.block_keys[: self._writer.blocks],
+            layers=self.prefix.descriptor.layers,
+        )
+        _log.info("publication_saved", publication=self.publication_id.hex())
+        return where
 
     def abort(self, reason: str) -> None:
         """Give the publication up: subscribers are told, nothing of it is completed any more.

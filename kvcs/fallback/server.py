@@ -1,0 +1,303 @@
+"""`HttpServer`: serves saved publications, to whom a relay would serve them.
+
+    GET /kvcs-1/{scope}/{compat}/{anchor}/                    Publication IDs, as a JSON array
+    GET .../{publication}/publication.json                    what is stored of it
+    GET .../{publication}/manifest                            or manifest.cose
+    GET .../{publication}/{track}/{layer}                     all blocks of a layer; HTTP Range
+    GET .../{publication}/{Block Key}/{layer}/{component}.{codec}     one block
+
+Everything is lower-case hexadecimal but track names and numbers. What is served are the very octets
+of the MOQT Objects' payloads.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from kvcs.errors import ConnectionFailed, FileError, TrustError, UsageError
+from kvcs.fallback.folder import (
+    INDEX,
+    SavedPublication,
+    folder_of,
+    namespace_of,
+    publications,
+    read_index,
+)
+from kvcs.fallback.library import aiohttp, is_local, server_context
+from kvcs.kv import MANIFEST, DataTrack
+from kvcs.kv.tracks import APPLICATION, PublicationNamespace
+from kvcs.observe import get_logger
+from kvcs.trust import Authority
+from kvcs.trust.rights import Action, Asked
+from kvcs.trust.tokens import MAX_TOKEN_OCTETS, TOKEN_TYPE
+
+_log = get_logger("kvcs.fallback")
+
+MAX_INDICES: Final = 64
+"""Descriptions of publications that are kept in memory."""
+
+MAX_HEADER: Final = 4 * MAX_TOKEN_OCTETS
+"""Longest header field of a request."""
+
+
+class HttpServer:
+    """Serves a folder of saved publications; those that come later appear by themselves.
+
+    Args:
+        root: the folder.
+        host: address to listen on.
+        port: TCP port; 0 takes a free one.
+        cert: certificate chain, PEM; without one only this machine is served.
+        key: its private key.
+        authority: decides by tokens, the same as at a relay; None serves anyone.
+        clock: Unix seconds.
+
+    Raises:
+        UsageError: other machines would be served without TLS, or a key lacks.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8443,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
+        authority: Authority | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if (cert is None) != (key is None):
+            raise UsageError("a certificate needs its key, and a key its certificate")
+        if cert is None and not is_local(host):
+            raise UsageError(f"{host}: without a certificate only this machine is served")
+        self.root = Path(root)
+        self.requests = 0
+        """Requests so far."""
+        self._host = host
+        self._port = port
+        self._cert, self._key = cert, key
+        self._authority = authority
+        self._clock = clock
+        self._runner: Any = None
+        self._web: Any = None
+        self._indices: OrderedDict[Path, tuple[int, SavedPublication]] = OrderedDict()
+
+    async def __aenter__(self) -> HttpServer:
+        """Listen.
+
+        Raises:
+            ConnectionFailed: the address cannot be bound.
+            FileError: certificate, key or folder cannot be used.
+            UsageError: aiohttp is not installed.
+        """
+        web = self._web = aiohttp("web")
+        if not self.root.is_dir():
+            raise FileError(f"{self.root}: is no folder")
+        tls = None
+        if self._cert is not None and self._key is not None:
+            tls = server_context(self._cert, self._key)
+        server = web.Server(
+            self._answer, access_log=None, max_field_size=MAX_HEADER, max_line_size=MAX_HEADER
+        )
+        self._runner = web.ServerRunner(server, handle_signals=False)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as exc:
+            await self._runner.cleanup()
+            raise ConnectionFailed(
+                f"cannot listen on {self._host}:{self._port}: {exc.strerror}"
+            ) from exc
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop."""
+        await self._runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        """What an `HttpSource` is given."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http{'' if self._cert is None else 's'}://{host}:{self._port}"
+
+    # Requests
+
+    async def _answer(self, request: Any) -> Any:
+        self.requests += 1
+        response = self._respond(request)
+        _log.debug("http_request", method=request.method, status=response.status)
+        return response
+
+    def _respond(self, request: Any) -> Any:
+        web = self._web
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        try:
+            grants = self._grants(request)
+        except TrustError:
+            return self._unauthorized('error="invalid_token"')
+        if grants is None:
+            return self._unauthorized("")
+        parts = request.path.split("/")[1:]
+        if len(parts) < 5 or parts[0] != APPLICATION.decode() or "%" in request.raw_path:
+            return web.Response(status=404)
+        if len(parts) == 5 and not parts[4]:
+            return self._list(parts[1:4], grants)
+        namespace = namespace_of(parts[1:5])
+        if namespace is None:
+            return web.Response(status=404)
+        return self._serve(namespace, parts[5:], grants)
+
+    def _grants(self, request: Any) -> tuple[Any, ...] | None:
+        """What the tokens of a request allow; None where it shows none.
+
+        Raises:
+            TrustError: a token does not count.
+        """
+        if self._authority is None:
+            return ()
+        kind, _, text = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            return None
+        try:
+            value = base64.b64decode(
+                text.strip() + "=" * (-len(text.strip()) % 4), altchars=b"-_", validate=True
+            )
+        except (ValueError, binascii.Error) as exc:
+            raise TrustError("token: not base64url", check="structure") from exc
+        return self._authority.verify([(TOKEN_TYPE, value)], self._clock())
+
+    def _unauthorized(self, detail: str) -> Any:
+        challenge = f"Bearer {detail}".strip()
+        return self._web.Response(status=401, headers={"WWW-Authenticate": challenge})
+
+    def _may(self, asked: Asked, grants: tuple[Any, ...]) -> bool:
+        if self._authority is None:
+            return True
+        try:
+            self._authority.decide(asked, grants, self._clock())
+        except TrustError:
+            return False
+        return True
+
+    def _list(self, parts: list[str], grants: tuple[Any, ...]) -> Any:
+        web = self._web
+        anywhere = namespace_of([*parts, "00" * 16])
+        if anywhere is None:
+            return web.Response(status=404)
+        scope, compat, anchor, _ = anywhere
+        asked = Asked(Action.SUBSCRIBE_NAMESPACE, (APPLICATION, scope, compat, anchor))
+        if not self._may(asked, grants):
+            return web.Response(status=403)
+        found = publications(self.root, scope, compat, anchor)
+        body = json.dumps([each.hex() for each in found]).encode()
+        return web.Response(body=body, content_type="application/json")
+
+    def _serve(
+        self, namespace: PublicationNamespace, parts: list[str], grants: tuple[Any, ...]
+    ) -> Any:
+        """One file of a publication, or a part of one. Whether it is there shows to nobody who may
+        not have it."""
+        web = self._web
+        folder = folder_of(self.root, namespace)
+        index = self._index(folder)
+        name, where = self._find(index, parts)
+        if not self._may(Asked(Action.FETCH, namespace.fields, name), grants):
+            return web.Response(status=403)
+        if index is None or where is None:
+            return web.Response(status=404)
+        path, start, octets = where
+        if octets is None:
+            return web.FileResponse(folder / path)
+        try:
+            with (folder / path).open("rb") as file:
+                file.seek(start)
+                body = file.read(octets)
+        except OSError:
+            return web.Response(status=404)
+        return web.Response(body=body, content_type="application/octet-stream")
+
+    def _index(self, folder: Path) -> SavedPublication | None:
+        try:
+            changed = (folder / INDEX).stat().st_mtime_ns
+        except OSError:
+            return None
+        kept = self._indices.get(folder)
+        if kept is not None and kept[0] == changed:
+            self._indices.move_to_end(folder)
+            return kept[1]
+        try:
+            index = read_index(folder)
+        except FileError as exc:
+            _log.warning("publication_not_readable", reason=str(exc))
+            return None
+        while len(self._indices) >= MAX_INDICES:
+            self._indices.popitem(last=False)
+        self._indices[folder] = (changed, index)
+        return index
+
+    @staticmethod
+    def _find(
+        index: SavedPublication | None, parts: list[str]
+    ) -> tuple[bytes, tuple[str, int, int | None] | None]:
+        """Track Name that a path asks for, and file, start and length; None where there is none.
+
+        Only names that the index has are ever joined to a path.
+        """
+        manifest = MANIFEST if index is None else index.manifest
+        try:
+            if parts == [INDEX]:
+                return manifest, None if index is None else (INDEX, 0, None)
+            if len(parts) == 1:
+                named = parts[0].encode()
+                here = index is not None and named == index.manifest
+                return named, (parts[0], 0, None) if here else None
+            if len(parts) == 2:
+                track = DataTrack.parse(parts[0])
+                layer = _number(parts[1])
+                if index is None or track not in index.tracks or layer >= index.layers:
+                    return track.name, None
+                return track.name, (f"{track}/{layer}", 0, None)
+            if len(parts) == 3:
+                found = None if index is None else index.find(bytes.fromhex(parts[0]))
+                segment, block = (0, 0) if found is None else found
+                track = DataTrack.parse(f"{parts[2]}.s{segment}")
+                layer = _number(parts[1])
+                if index is None or found is None or layer >= index.layers:
+                    return track.name, None
+                saved = index.tracks.get(track)
+                if saved is None:
+                    return track.name, None
+                start, octets = saved.offset(layer, block), saved.size(layer, block)
+                return track.name, (f"{track}/{layer}", start, octets)
+        except ValueError:
+            pass  # no name of anything
+        return manifest, None
+
+
+def _number(text: str) -> int:
+    """A number in its one form.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = int(text)
+    if str(number) != text or number < 0:
+        raise ValueError(text)
+    return number

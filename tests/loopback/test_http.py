@@ -1,0 +1,265 @@
+"""Saved publications over HTTP: what is served, to whom, and what a client does not take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kvcs.errors import FileError, UsageError
+from kvcs.fallback import HttpServer, HttpSource, SourceFailed
+from kvcs.kv import Component, DataTrack
+from kvcs.kv.tracks import PublicationNamespace
+from kvcs.moqt.names import Location
+from kvcs.trust import CONSUMER, Authority, KeyUse, SigningKey, scope_rule
+from tests.builders import toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.http_fixtures import Shelf, save, shelf
+from tests.unit.trust.makers import ring, token, verifier
+
+K0 = DataTrack(Component.K, "raw", 0)
+LIMIT = 1 << 20
+
+
+async def blocks_of(source: HttpSource, it: Shelf, layer: int, *wanted: int) -> dict[int, bytes]:
+    keys = [it.prefix.block_keys[block] for block in wanted]
+    return {
+        stored.block: bytes(stored.payload)
+        async for stored in source.payloads(it.namespace, K0, layer, wanted, keys, LIMIT)
+    }
+
+
+async def test_what_was_published_comes_back(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it, HttpSource(it.server.url) as source:
+        scope, compat, anchor, _ = it.namespace
+        assert await source.publications(scope, compat, anchor) == [it.namespace]
+        manifest = await source.manifest(it.namespace, LIMIT)
+        assert manifest.name == b"manifest"
+        assert b'"complete":true' in manifest.payload
+        for layer in range(4):
+            got = await blocks_of(source, it, layer, 0, 1, 2)
+            assert got == {block: it.toy.objects[K0, Location(layer, block)] for block in range(3)}
+
+
+async def test_adjacent_blocks_are_one_request(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it, HttpSource(it.server.url) as source:
+        await blocks_of(source, it, 0, 0)
+        before = it.server.requests
+        await blocks_of(source, it, 1, 0, 1, 2)
+        assert it.server.requests == before + 1
+        assert set(await blocks_of(source, it, 1, 0, 2)) == {0, 2}
+        assert it.server.requests == before + 3
+
+
+async def test_new_publications_appear_by_themselves(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it, HttpSource(it.server.url) as source:
+        other = await save(tmp_path, it.toy)
+        found = await source.publications(*it.namespace[:3])
+        assert set(found) == {it.namespace, other}
+
+
+async def test_what_is_not_there_is_left_out_or_told(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it, HttpSource(it.server.url) as source:
+        assert await blocks_of(source, it, 9, 0) == {}
+        nowhere = it.namespace._replace(publication_id=bytes(16))
+        assert await source.publications(bytes(16), bytes(32), bytes(32)) == []
+        with pytest.raises(SourceFailed) as caught:
+            await source.manifest(nowhere, LIMIT)
+        assert caught.value.status == 404
+
+
+@asynccontextmanager
+async def asking(it: Shelf) -> AsyncIterator[Callable[..., Awaitable[tuple[int, bytes]]]]:
+    """Plain requests below the publication's path."""
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(where: str, **headers: str) -> tuple[int, bytes]:
+            path = "/".join(field.hex() for field in it.namespace)
+            url = f"{it.server.url}/kvcs-1/{path}/{where}"
+            async with session.get(url, headers=headers) as response:
+                return response.status, await response.read()
+
+        yield ask
+
+
+async def test_one_block_is_asked_for_by_its_key(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        key = it.prefix.block_keys[1].hex()
+        assert await ask(f"{key}/2/k.raw") == (200, it.toy.objects[K0, Location(2, 1)])
+        whole = b"".join(it.toy.objects[K0, Location(2, block)] for block in range(3))
+        assert await ask("k.raw.s0/2") == (200, whole)
+        assert await ask("k.raw.s0/2", Range="bytes=10-19") == (206, whole[10:20])
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "",
+        "manifest.cose",
+        "manifest/",
+        "k.raw.s0",
+        "k.raw.s0/4",
+        "k.raw.s0/00",
+        "k.raw.s0/-1",
+        "k.raw.s1/0",
+        "K.raw.s0/0",
+        "kv.raw.s0/0",
+        "..%2fpublication.json",
+        "%2e%2e/x",
+        "k.raw.s0/..%2f..%2fpublication.json",
+        f"{bytes(32).hex()}/0/k.raw",
+        "zz/0/k.raw",
+    ],
+)
+async def test_other_paths_are_not_found(tmp_path: Path, where: str) -> None:
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        assert (await ask(where))[0] == 404
+
+
+async def test_a_range_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        assert (await ask("k.raw.s0/0", Range="bytes=100000-100001"))[0] == 416
+
+
+# Who gets it
+
+
+OURS, OTHER = toy_prefix().scope_id, b"o" * 16
+ISSUERS = {
+    scope: SigningKey.generate(use=KeyUse.TOKEN, name=f"issuer {number}", scope_id=scope)
+    for number, scope in enumerate((OURS, OTHER))
+}
+
+
+def bearer(scope: bytes) -> bytes:
+    """A token for consumers of a scope, valid now."""
+    rules = [scope_rule(scope, CONSUMER)]
+    return token(ISSUERS[scope], rules=rules, issued_at=int(time.time()))
+
+
+async def statuses(it: Shelf, value: bytes | None) -> set[int | None]:
+    """Statuses of a list, of a manifest that is there, and of one that is not."""
+    found: set[int | None] = set()
+    async with HttpSource(it.server.url, token=value) as source:
+        nowhere = it.namespace._replace(publication_id=bytes(16))
+        for ask in (
+            lambda: source.publications(*it.namespace[:3]),
+            lambda: source.manifest(it.namespace, LIMIT),
+            lambda: source.manifest(nowhere, LIMIT),
+        ):
+            try:
+                await ask()
+                found.add(None)
+            except SourceFailed as exc:
+                found.add(exc.status)
+    return found
+
+
+async def test_tokens_of_the_scope_open_it_and_others_see_nothing(tmp_path: Path) -> None:
+    authority = Authority(verifier(ring(*ISSUERS.values())))
+    async with shelf(tmp_path, authority=authority) as it:
+        good = bearer(OURS)
+        assert await statuses(it, good) == {None, 404}
+        assert await statuses(it, bearer(OTHER)) == {403}
+        assert await statuses(it, None) == {401}
+        forged = good[:-1] + bytes([good[-1] ^ 1])
+        assert await statuses(it, forged) == {401}
+
+
+# What a client does not take
+
+
+@asynccontextmanager
+async def answering(
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
+    """A server that gives one answer to everything."""
+    runner = web.ServerRunner(web.Server(answer), handle_signals=False)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        (lambda: web.Response(status=302, headers={"Location": "/elsewhere"}), "302"),
+        (lambda: web.Response(status=500), "500"),
+        (lambda: web.Response(body=bytes(1 << 18)), "limit"),
+        (lambda: web.Response(body=b"[1"), "malformed"),
+        (lambda: web.Response(body=b'["00"]'), "malformed"),
+        (lambda: web.Response(body=b'{"a":1}'), "malformed"),
+        (lambda: web.Response(body=b"[]", headers={"Content-Encoding": "br"}), "encoded"),
+    ],
+)
+async def test_answers_that_are_not_taken(response: Callable[[], web.Response], why: str) -> None:
+    asked = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(request.path)
+        return response()
+
+    async with answering(answer) as url, HttpSource(url) as source:
+        with pytest.raises(SourceFailed, match=why):
+            await source.publications(bytes(16), bytes(32), bytes(32))
+    assert len(asked) == 1  # redirects are not followed
+
+
+async def test_a_server_that_is_silent_is_not_waited_for_for_ever() -> None:
+    done = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        await done.wait()
+        return web.Response()
+
+    async with answering(answer) as url, HttpSource(url, timeout=0.1) as source:
+        with pytest.raises(SourceFailed, match="cannot be read"):
+            await source.publications(bytes(16), bytes(32), bytes(32))
+        done.set()
+
+
+async def test_a_server_that_is_not_there_is_told() -> None:
+    async with HttpSource("http://127.0.0.1:9") as source:
+        with pytest.raises(SourceFailed, match="cannot be read"):
+            await source.publications(bytes(16), bytes(32), bytes(32))
+
+
+async def test_tls_is_verified(tmp_path: Path, files: PemFiles) -> None:
+    namespace = await save(tmp_path, toy_publication())
+    server = HttpServer(tmp_path, port=0, cert=files.cert, key=files.key, authority=None)
+    async with server:
+        assert server.url.startswith("https://")
+        async with HttpSource(server.url, ca=files.ca) as source:
+            assert await source.publications(*namespace[:3]) == [namespace]
+        async with HttpSource(server.url) as source:
+            with pytest.raises(SourceFailed, match=r"[Cc]ertificate"):
+                await source.publications(*namespace[:3])
+
+
+def test_what_is_refused_before_anything_is_asked(tmp_path: Path, files: PemFiles) -> None:
+    for url in ("http://cache.example", "moqt://127.0.0.1", "https://", "https://a/?b", "nothing"):
+        with pytest.raises(UsageError):
+            HttpSource(url)
+    with pytest.raises(UsageError, match="certificate"):
+        HttpServer(tmp_path, host="0.0.0.0", authority=None)
+    with pytest.raises(UsageError, match="key"):
+        HttpServer(tmp_path, cert=files.cert, authority=None)
+
+
+async def test_a_source_is_entered_first_and_a_folder_is_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="enter"):
+        await HttpSource("http://127.0.0.1:9").manifest(
+            PublicationNamespace(bytes(16), bytes(32), bytes(32), bytes(16)), LIMIT
+        )
+    with pytest.raises(FileError, match="no folder"):
+        async with HttpServer(tmp_path / "nowhere", port=0, authority=None):
+            pass

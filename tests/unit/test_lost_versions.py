@@ -14,7 +14,6 @@ from kvcs.moqt import FullTrackName, Location, Parameters, events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import SubscribeOk
-from kvcs.moqt.names import MAX_VI64
 from kvcs.moqt.parameters import ParameterType
 from kvcs.moqt.properties import KeyValues
 from kvcs.quic import Connection
@@ -96,7 +95,7 @@ class Follower:
 
 
 def only(group_id: int) -> LocationFilter:
-    return LocationFilter.absolute_range(group_id, 0, group_id, MAX_VI64)
+    return LocationFilter.group_end(group_id, 0, group_id)
 
 
 @pytest.mark.parametrize("reset", [None, 0x1])

@@ -39,9 +39,12 @@ class Consumers:
         self._waiting: list[Waiting] = []
         self._served: dict[Place, Ask] = {}
         self._sweep_at = SWEEP_AT
-        self._offered: dict[Place, int | None] = {}
-        """SUBSCRIBE_TRACKS that this publication was offered to, and the PUBLISH of each; None
-        where none was made."""
+        self._awake: dict[Place, None] = {}
+        """Subscriptions that are served and may not be paused: the many that are cost nothing."""
+        self._offered: dict[int, dict[Place, int | None]] = {}
+        """By session, SUBSCRIBE_TRACKS that this publication was offered to, and the PUBLISH of
+        each; None where none was made."""
+        self._sweep_offers_at = SWEEP_AT
 
     @property
     def waiting(self) -> bool:
@@ -60,19 +63,33 @@ class Consumers:
     @property
     def forwarding(self) -> bool:
         """Whether a subscription that is served, or soon will be, is not paused."""
-        for place, ask in self._served.items():
-            session = self._hub.session(place.session)
-            if session is None or ask not in (Ask.SUBSCRIBE, Ask.PUBLISH):
-                continue
-            delivery = session.deliveries.subscription(place.request_id)
-            if delivery is not None:
-                if delivery.forward:
-                    return True
-            elif ask is Ask.PUBLISH and session.requests.get(place.request_id) is not None:
-                return True  # it waits for its stream
+        while self._awake:
+            place, _ = self._awake.popitem()
+            if self._forwards(place):
+                self._awake[place] = None
+                return True
         return False
 
+    def _forwards(self, place: Place) -> bool:
+        session = self._hub.session(place.session)
+        if session is None:
+            return False
+        delivery = session.deliveries.subscription(place.request_id)
+        if delivery is not None:
+            return delivery.forward
+        # A PUBLISH may wait for its stream.
+        return self._served.get(place) is Ask.PUBLISH and self._alive(place)
+
+    def updated(self, place: Place) -> None:
+        """A subscription that is served was updated: it may be paused no longer."""
+        if place in self._served:
+            self._awake[place] = None
+
     # Requests that wait
+
+    def unanswered(self) -> list[Waiting]:
+        """Requests that have no answer yet."""
+        return list(self._waiting)
 
     def hold(self, request: Waiting, seconds: float, now: float) -> bool:
         """Let a request wait for a publisher or for its answer; TIMEOUT when it takes longer.
@@ -168,6 +185,7 @@ class Consumers:
                 expires_ms=expires_ms,
                 before_forward=partial(self._owner.may_forward, place),
             )
+            self._awake[place] = None
         else:
             stats.fetches += 1
             responder.accept_fetch(place.request_id, track, now, on_unknown)
@@ -218,21 +236,32 @@ class Consumers:
         Not where it has had one of this publication, its session still has one, or the session's
         SUBSCRIBE is being held: that one is served instead.
         """
-        for tracks, offer in list(self._offered.items()):
-            if not self._alive(tracks) and (
-                offer is None or not self._alive(Place(tracks.session, offer))
-            ):
-                del self._offered[tracks]
-        if place in self._offered:
+        offered = self._offered.get(place.session, {})
+        if place in offered:
             return False
-        for tracks, offer in self._offered.items():
-            if tracks.session == place.session and offer is not None:
-                if self._alive(Place(place.session, offer)):
-                    return False
+        if any(
+            offer is not None and self._alive(Place(place.session, offer))
+            for offer in offered.values()
+        ):
+            return False
         if place.session in self.held_sessions():
             return False
-        self._offered[place] = None
+        # Its other SUBSCRIBE_TRACKS have no PUBLISH now: those that are over may be forgotten.
+        kept = {tracks: offer for tracks, offer in offered.items() if self._alive(tracks)}
+        self._offered[place.session] = {**kept, place: None}
+        self._sweep_offers()
         return True
+
+    def _sweep_offers(self) -> None:
+        """Forget offers to sessions that are over, from time to time."""
+        if len(self._offered) < self._sweep_offers_at:
+            return
+        self._offered = {
+            key: offers
+            for key, offers in self._offered.items()
+            if self._hub.session(key) is not None
+        }
+        self._sweep_offers_at = 2 * len(self._offered) + SWEEP_AT
 
     def held_sessions(self) -> set[int]:
         """Sessions whose SUBSCRIBE waits."""
@@ -240,24 +269,27 @@ class Consumers:
 
     def _publish(self, place: Place, session: Session) -> None:
         owner, stats = self._owner, self._hub.stats
+        offered = self._offered.setdefault(place.session, {})
         offer = session.responder.publish_tracks(
             place.request_id,
             owner.track,
             owner.retriever.on_unknown,
-            lambda: owner.may_forward(Place(place.session, self._offered[place] or 0)),
+            lambda: owner.may_forward(Place(place.session, offered[place] or 0)),
         )
         if offer is not None:
             stats.published += 1
-            self._offered[place] = offer
+            offered[place] = offer
             self._sweep()
             served = Place(place.session, offer)
             self._served[served] = Ask.PUBLISH
+            self._awake[served] = None
             self._hub.bind_downstream(served, owner)
             self._hub.report("publishing", track=str(owner.name), session=place.session)
 
     def end_offer(self, place: Place, status: int, reason: str) -> None:
         """End the subscription that a SUBSCRIBE_TRACKS has led to."""
-        offer, session = self._offered.get(place), self._hub.session(place.session)
+        offer = self._offered.get(place.session, {}).get(place)
+        session = self._hub.session(place.session)
         if offer is not None and session is not None:
             session.responder.end_subscription(offer, status, reason)
 
@@ -265,6 +297,22 @@ class Consumers:
         """No publisher is left: who waits is refused, and the next publication is offered anew."""
         self._offered.clear()
         self.refuse_waiting(error)
+
+    def refuse_impatient(self, error: RequestError, now: float) -> float:
+        """Refuse what waits, but for those that asked to wait for a publisher to come (§9.6).
+
+        Returns:
+            Seconds that these are ready to wait yet; 0 where there are none.
+        """
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            left = request.patient_until - now
+            if left > 0:
+                self._waiting.append(request)
+                self._limit(request, left, now)
+            else:
+                self.refuse(request, error)
+        return max((request.patient_until - now for request in self._waiting), default=0.0)
 
     # What a request is about
 
@@ -297,6 +345,7 @@ class Consumers:
     def gone(self, place: Place) -> None:
         """A request was cancelled, or its session is gone."""
         self._served.pop(place, None)
+        self._awake.pop(place, None)
         for request in self._waiting:
             if request.place == place:
                 request.stop_waiting()
@@ -323,6 +372,7 @@ class Consumers:
         for place in self._served:
             self._hub.unbind(place)
         self._served.clear()
+        self._awake.clear()
 
     def _alive(self, place: Place) -> bool:
         session = self._hub.session(place.session)

@@ -134,6 +134,7 @@ class RelayTrack:
         """An event of a subscription that is served from here."""
         if isinstance(event, events.SubscriptionUpdated):
             self.sources.ask_new_group(event.parameters)
+            self.consumers.updated(place)
             self.check_idle_soon()
         elif isinstance(event, events.RequestRefused | events.RequestCancelled):
             self.downstream_gone(place, now)

@@ -110,15 +110,9 @@ def test_a_publication_is_never_replaced(tmp_path: Path) -> None:
     assert [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
 
 
-INDEX_OF_TWO = SavedPublication(
-    MANIFEST,
 TWO_KEYS = (bytes(32), bytes([1] * 32))
 INDEX_OF_TWO = SavedPublication(
     MANIFEST, 3, b"", 2, (2,), TWO_KEYS, {K0: SavedTrack(b"p", ((1, 2), (3, 4)))}
-)
-    (2,),
-    (bytes(32), bytes([1] * 32)),
-    {K0: SavedTrack(b"p", ((1, 2), (3, 4)))},
 )
 
 

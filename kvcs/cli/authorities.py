@@ -11,8 +11,13 @@ from typing import Any
 from kvcs.cli.files import note_open_secret, read_scope
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
-from kvcs.keyfiles import load_key_ring, load_signing_key, save_key_ring
-from kvcs.kv import KVCS_SCHEME
+from kvcs.keyfiles import (
+    load_key_ring,
+    load_protection_ring,
+    load_signing_key,
+    save_key_ring,
+)
+from kvcs.kv import KVCS_SCHEME, ProtectionRing
 from kvcs.trust import KeyRing, PublicKey, SigningKey
 
 SCOPE_ID_OCTETS = 16
@@ -81,6 +86,33 @@ def read_own_key(path: Path, output: Output) -> SigningKey:
     with path.open("rb") as file:
         note_open_secret(path, file, output)
     return key
+
+
+def read_protection(path: Path | None, output: Output) -> ProtectionRing | None:
+    """Read a scope's protection keys, and say so where others can read them too.
+
+    Raises:
+        FileError: the file cannot be read, or holds something else; nothing of it is repeated.
+    """
+    if path is None:
+        return None
+    ring = load_protection_ring(path)
+    with path.open("rb") as file:
+        note_open_secret(path, file, output)
+    return ring
+
+
+def check_untrusted(untrusted: bool, protect_key_file: Path | None) -> None:
+    """Check that relays which are not trusted get nothing that is not protected.
+
+    Raises:
+        UsageError: there are no protection keys.
+    """
+    if untrusted and protect_key_file is None:
+        raise UsageError(
+            "--untrusted-relays needs --protect-key-file FILE, the scope's protection keys;"
+            " `kvcs keygen --protection` makes them"
+        )
 
 
 def key_facts(key: PublicKey) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcs.cli.authorities import check_untrusted
 from kvcs.cli.files import read_scope
 from kvcs.cli.frame import command
 from kvcs.cli.options import (
@@ -19,8 +20,10 @@ from kvcs.cli.options import (
     LikeOption,
     ManifestDeadlineOption,
     Peer,
+    ProtectKeyOption,
     TokenOption,
     TokensOption,
+    UntrustedRelaysOption,
     prefix_of,
 )
 from kvcs.cli.output import Output, octets_text
@@ -60,6 +63,8 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
         keys_file: KeysOption = None,
+        protect_key_file: ProtectKeyOption = None,
+        untrusted_relays: UntrustedRelaysOption = False,
         deadline: ManifestDeadlineOption = None,
     ) -> Coroutine[Any, Any, None] | None:
         """Show a KV cache file, or a publication's manifest.
@@ -70,13 +75,16 @@ def register(app: typer.Typer) -> None:
 
         Of a publication: what its namespace and its manifest say, and by which key it is signed.
         The options from --like on are for publications; with a prefix, the manifest is held to it,
-        and with --keys-file its signature is verified.
+        and with --keys-file its signature is verified; one that is sealed needs --protect-key-file.
         """
         wanted = Wanted(scope_key_file, like, tokens, descriptor)
         if target.startswith("moqt:"):
             url, _ = parse_holder_uri(target)
-            peer = Peer(url, ca, token_file, insecure, deadline)
-            return inspect_publication(output, target, peer, wanted, deadline, keys_file)
+            peer = Peer(url, ca, token_file, insecure, deadline, untrusted=untrusted_relays)
+            check_untrusted(untrusted_relays, protect_key_file)
+            return inspect_publication(
+                output, target, peer, wanted, deadline, keys_file, protect_key_file
+            )
         if wanted.names_prefix:
             raise UsageError("a prefix is compared with a publication, moqt://...; this is a file")
         _inspect_file(output, Path(target), scope_key_file)

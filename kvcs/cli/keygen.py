@@ -1,4 +1,4 @@
-"""`kvcs keygen`: scope keys, producers' signing keys, and issuers' keys for tokens."""
+"""`kvcs keygen`: keys of scopes, of their protection, of producers, and of issuers of tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvcs.cli.files import write_file
 from kvcs.cli.frame import command
 from kvcs.cli.output import Output
 from kvcs.errors import UsageError
-from kvcs.keyfiles import save_signing_key
-from kvcs.kv import KVCS_SCHEME, Scope
+from kvcs.keyfiles import load_protection_ring, save_protection_ring, save_signing_key
+from kvcs.kv import KVCS_SCHEME, ProtectionRing, Scope
 from kvcs.trust import Algorithm, KeyUse, SigningKey
 
 SCOPE_KEY_OCTETS = 32
@@ -42,6 +42,18 @@ def register(app: typer.Typer) -> None:
         signing: Annotated[
             bool,
             typer.Option("--signing", help="Make a producer's key, which signs manifests."),
+        ] = False,
+        protection: Annotated[
+            bool,
+            typer.Option("--protection", help="Make a scope's protection keys, which seal caches."),
+        ] = False,
+        rotate: Annotated[
+            bool,
+            typer.Option(
+                "--rotate",
+                help="With --protection: add a newer key to the file that is there. It seals from"
+                " the next publication on.",
+            ),
         ] = False,
         issuer: Annotated[
             str | None,
@@ -87,13 +99,26 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
     ) -> None:
-        """Make a key: a scope's, a producer's or an issuer's.
+        """Make keys: a scope's, a producer's or an issuer's.
 
         A scope key is the secret that the members of a scope share, a file of 64 hex characters.
-        The others are COSE_KeySets. Only you can read the file.
+        Protection keys are secrets of the same members, in a file of their own, so that relays and
+        indexes that know the scope key cannot read caches. What is not a scope key is a
+        COSE_KeySet. Only you can read the file.
         """
-        if scope + signing + (issuer is not None) > 1:
-            raise UsageError("one key at a time: --scope, --signing, or --issuer NAME")
+        if scope + signing + protection + (issuer is not None) > 1:
+            raise UsageError(
+                "one key at a time: --scope, --signing, --protection, or --issuer NAME"
+            )
+        if rotate and not protection:
+            raise UsageError("--rotate is for --protection")
+        if protection:
+            if every_scope or any(each is not None for each in (public, name, days)):
+                raise UsageError(
+                    "protection keys take --scope-key-file or --scope-id, --rotate and --out"
+                )
+            _protection(output, out, Scopes(scope_key_file, scope_id).read(output), rotate)
+            return
         if not signing and issuer is None:
             given = (public, scope_key_file, scope_id, name, days)
             if every_scope or any(each is not None for each in given):
@@ -132,6 +157,28 @@ def register(app: typer.Typer) -> None:
         output.result(
             document, [(name.replace("_", " "), value) for name, value in document.items()]
         )
+
+
+def _protection(output: Output, out: Path, scopes: list[bytes], rotate: bool) -> None:
+    if rotate:
+        ring = load_protection_ring(out)
+        for scope_id in scopes:
+            ring.check_scope(scope_id)
+    elif len(scopes) == 1:
+        ring = ProtectionRing(scope_id=scopes[0])
+    else:
+        raise UsageError(
+            "say whose caches the keys protect: --scope-key-file FILE, or --scope-id HEX"
+        )
+    key = ring.rotate()
+    save_protection_ring(out, ring, replace=rotate)
+    document = {
+        "file": str(out),
+        "scope_id": None if ring.scope_id is None else ring.scope_id.hex(),
+        "key_id": key.key_id,
+        "keys": len(ring),
+    }
+    output.result(document, [(name.replace("_", " "), value) for name, value in document.items()])
 
 
 def _scope_key(output: Output, out: Path) -> None:

@@ -92,6 +92,21 @@ RequireSignedOption = Annotated[
     bool,
     typer.Option("--require-signed", help="Use nothing that none of --keys-file has signed."),
 ]
+ProtectKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--protect-key-file",
+        metavar="FILE",
+        help="The scope's protection keys: caches are sealed end to end, and no others are read.",
+    ),
+]
+UntrustedRelaysOption = Annotated[
+    bool,
+    typer.Option(
+        "--untrusted-relays",
+        help="Relays may not read caches and are not believed: needs --protect-key-file.",
+    ),
+]
 InsecureOption = Annotated[
     bool,
     typer.Option("--insecure-accept-any-certificate", help="Do not verify the peer. Tests only."),
@@ -176,6 +191,8 @@ class Peer:
     """Octets of UDP payload to send; None finds what the path carries."""
     reconnect: float = RECONNECT_SECONDS
     """Seconds for which a lost session is tried for again; 0 does not."""
+    untrusted: bool = False
+    """Whether the relays that it leads to are not trusted."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
@@ -200,6 +217,7 @@ class Peer:
             verify=not self.insecure,
             quic=quic,
             reconnect=Reconnect(deadline=self.reconnect) if self.reconnect else None,
+            relays="untrusted" if self.untrusted else "trusted",
         ) as connection:
             yield connection
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvcs.cli.authorities import read_protection
 from kvcs.cli.files import read_scope
 from kvcs.cli.options import Peer, read_prefix
 from kvcs.cli.output import Output, octets_text
@@ -63,6 +64,7 @@ async def inspect_publication(
     wanted: Wanted,
     deadline: float | None,
     keys_file: Path | None = None,
+    protect_key_file: Path | None = None,
 ) -> None:
     """Read a publication's manifest and print what it says.
 
@@ -73,6 +75,7 @@ async def inspect_publication(
         wanted: what to compare it with.
         deadline: seconds to wait for the manifest.
         keys_file: producers' keys, to verify a signed manifest with.
+        protect_key_file: protection keys of the scope, to open a sealed one with.
 
     Raises:
         KvcsError: it cannot be had, or is not what is wanted.
@@ -85,12 +88,14 @@ async def inspect_publication(
             f" {prefix.scope_id.hex()}"
         )
     keys = None if keys_file is None else load_key_ring(keys_file)
+    ring = read_protection(protect_key_file, output)
     async with peer.connect() as session:
-        found = await Subscriber(session, keys=keys).look_at(
+        found = await Subscriber(session, keys=keys, protection=ring).look_at(
             namespace, prefix, deadline=MANIFEST_SECONDS if deadline is None else deadline
         )
     manifest = found.manifest
     document = describe_publication(uri, namespace, manifest) | describe_signature(found)
+    document["protected"] = ring is not None
     if scope is not None:
         document["scope_is_ours"] = KVCS_SCHEME.scope_id(scope) == namespace.scope_id
     if prefix is not None:
@@ -206,6 +211,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
         facts.append(("size", f"{octets_text(document['octets'])} of tensors"))
     facts.append(("complete", "yes" if document["complete"] else "no"))
     facts.append(("signed", _signed(document)))
+    facts.append(("protected", "yes" if document["protected"] else "no"))
     for entry in document["segments"]:
         last = entry["first_block"] + entry["blocks"] - 1
         facts.append(

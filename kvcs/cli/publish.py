@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvcs.cli import files
-from kvcs.cli.authorities import read_own_key
+from kvcs.cli.authorities import check_untrusted, read_own_key, read_protection
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
@@ -21,9 +21,11 @@ from kvcs.cli.options import (
     InsecureOption,
     LinesOption,
     Peer,
+    ProtectKeyOption,
     ReconnectOption,
     ScopeKeyOption,
     TokenOption,
+    UntrustedRelaysOption,
     connect_all,
     parse_address,
     prefix_of,
@@ -79,6 +81,8 @@ def register(app: typer.Typer) -> None:
                 help="Producer's key, which signs every version of the manifest.",
             ),
         ] = None,
+        protect_key_file: ProtectKeyOption = None,
+        untrusted_relays: UntrustedRelaysOption = False,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         reconnect: ReconnectOption = RECONNECT_SECONDS,
@@ -115,17 +119,28 @@ def register(app: typer.Typer) -> None:
         cache = load_kv_file(file)
         prefix = prefix_of(cache, files.read_scope(scope_key_file, output))
         sign = None if sign_key_file is None else read_own_key(sign_key_file, output)
+        check_untrusted(untrusted_relays, protect_key_file)
+        protect = read_protection(protect_key_file, output)
         told = Lines(lines)
         settings = PublisherSettings(retention=retention)
         peers = [
-            Peer(url, ca, token_file, insecure, None, datagram_size, reconnect)
+            Peer(
+                url,
+                ca,
+                token_file,
+                insecure,
+                None,
+                datagram_size,
+                reconnect,
+                untrusted_relays,
+            )
             for url in dict.fromkeys(relay or ())
         ]
         quic = QuicSettings(datagram_size=datagram_size)
         async with _session(peers, bind, cert, key, quic, token_file) as sessions:
             where = next(each.url if isinstance(each, Server) else each.peer for each in sessions)
             publisher = Publisher(*sessions, settings=settings)
-            async with publisher.publish(prefix, sign=sign) as publication:
+            async with publisher.publish(prefix, sign=sign, protect=protect) as publication:
                 uri = publication.uri(where)
                 told.event("announced", uri=uri, blocks=prefix.blocks)
                 if not output.as_json and not lines:

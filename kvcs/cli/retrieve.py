@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcs.cli.authorities import check_untrusted, read_protection
 from kvcs.cli.files import check_target
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
@@ -23,12 +24,14 @@ from kvcs.cli.options import (
     LikeOption,
     LinesOption,
     Peer,
+    ProtectKeyOption,
     ReconnectOption,
     RelaysOption,
     RequireSignedOption,
     ScopeKeyOption,
     TokenOption,
     TokensOption,
+    UntrustedRelaysOption,
     WaitOption,
     connect_all,
     parse_range,
@@ -75,6 +78,8 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         keys_file: KeysOption = None,
         require_signed: RequireSignedOption = False,
+        protect_key_file: ProtectKeyOption = None,
+        untrusted_relays: UntrustedRelaysOption = False,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         reconnect: ReconnectOption = RECONNECT_SECONDS,
@@ -87,7 +92,16 @@ def register(app: typer.Typer) -> None:
         await _retrieve(
             output,
             [
-                Peer(url, ca, token_file, insecure, deadline, datagram_size, reconnect)
+                Peer(
+                    url,
+                    ca,
+                    token_file,
+                    insecure,
+                    deadline,
+                    datagram_size,
+                    reconnect,
+                    untrusted_relays,
+                )
                 for url in dict.fromkeys(relay)
             ],
             prefix,
@@ -100,6 +114,7 @@ def register(app: typer.Typer) -> None:
             publication=publication,
             keys_file=keys_file,
             require_signed=require_signed,
+            protect_key_file=protect_key_file,
         )
 
     @command(app, "fetch")
@@ -125,6 +140,8 @@ def register(app: typer.Typer) -> None:
         token_file: TokenOption = None,
         keys_file: KeysOption = None,
         require_signed: RequireSignedOption = False,
+        protect_key_file: ProtectKeyOption = None,
+        untrusted_relays: UntrustedRelaysOption = False,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         reconnect: ReconnectOption = RECONNECT_SECONDS,
@@ -140,7 +157,16 @@ def register(app: typer.Typer) -> None:
         await _retrieve(
             output,
             [
-                Peer(url, ca, token_file, insecure, deadline, datagram_size, reconnect)
+                Peer(
+                    url,
+                    ca,
+                    token_file,
+                    insecure,
+                    deadline,
+                    datagram_size,
+                    reconnect,
+                    untrusted_relays,
+                )
                 for url in dict.fromkeys(relay)
             ],
             prefix,
@@ -155,6 +181,7 @@ def register(app: typer.Typer) -> None:
             blocks=None if wanted is None else wanted[1] + 1,
             keys_file=keys_file,
             require_signed=require_signed,
+            protect_key_file=protect_key_file,
         )
 
 
@@ -172,6 +199,7 @@ async def _retrieve(
     publication: str | None,
     keys_file: Path | None,
     require_signed: bool,
+    protect_key_file: Path | None,
     layers: tuple[int, int] | None = None,
     blocks: int | None = None,
 ) -> None:
@@ -182,6 +210,8 @@ async def _retrieve(
     if require_signed and keys_file is None:
         raise UsageError("--require-signed needs --keys-file FILE: whose signatures count")
     keys = None if keys_file is None else load_key_ring(keys_file)
+    check_untrusted(any(peer.untrusted for peer in peers), protect_key_file)
+    ring = read_protection(protect_key_file, output)
     expected = None if compare is None else load_kv_file(compare, partial=True)
     if expected is not None and expected.descriptor != prefix.descriptor:
         differences = "; ".join(prefix.descriptor.differences(expected.descriptor))
@@ -189,7 +219,9 @@ async def _retrieve(
     received: dict[int, tuple[Any, Any]] = {}
     differing: list[int] = []
     async with connect_all(peers) as sessions:
-        subscriber = Subscriber(*sessions, keys=keys, require_signed=require_signed)
+        subscriber = Subscriber(
+            *sessions, keys=keys, require_signed=require_signed, protection=ring
+        )
         async with subscriber.open(
             prefix,
             deadline=deadline,
@@ -213,7 +245,7 @@ async def _retrieve(
             except PublicationAborted as exc:
                 # What lacks is the same to the caller, whoever failed.
                 raise CacheIncomplete(str(exc), cache.missing, cache.usable_tokens) from exc
-            document = _document(cache)
+            document = _document(cache) | {"protected": ring is not None}
     if out is not None:
         count = document["tokens"]
         save_kv_file(out, prefix.descriptor, prefix.token_ids[:count], received)
@@ -266,6 +298,8 @@ def _show(output: Output, document: dict[str, Any], told: Lines) -> None:
     ]
     if document["signed_by"] is not None:
         facts.append(("signed by", f"key {document['signed_by']}, verified"))
+    if document["protected"]:
+        facts.append(("protected", "yes, opened with the scope's keys"))
     if document["duplicates"] or document["rejected"]:
         facts.append(("duplicates", document["duplicates"]))
         facts.append(("rejected", document["rejected"] or 0))

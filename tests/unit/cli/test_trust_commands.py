@@ -1,8 +1,9 @@
-"""`kvcs keygen --signing/--issuer`, `kvcs keys` and `kvcs token`: files, facts, and no secrets."""
+"""`kvcs keygen` beside scope keys, `kvcs keys`, `kvcs token`: files, facts, and no secrets."""
 
 from __future__ import annotations
 
 import base64
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from kvcs.keyfiles import load_key_ring, load_signing_key
+from kvcs.keyfiles import load_key_ring, load_protection_ring, load_signing_key
 from kvcs.trust import KeyUse, read_claims
 from tests.command import Run
 
@@ -164,3 +165,75 @@ def test_others_who_can_read_a_key_are_told_of(run: Run, tmp_path: Path) -> None
         *("--audience", "r", "--out", tmp_path / "token"),
     )
     assert ran.code == 0 and "can be read by others" in ran.line()
+
+
+# --- protection keys ---
+
+
+def test_protection_keys_are_made_rotated_and_shown(run: Run, tmp_path: Path) -> None:
+    scope, ring = tmp_path / "scope.key", tmp_path / "protect.keys"
+    assert run("keygen", "--out", scope).code == 0
+    made = run("keygen", "--protection", "--scope-key-file", scope, "--out", ring, "--json")
+    assert made.code == 0, made.err
+    first = made.json()["key_id"]
+    assert first == 2**32 + 1
+    assert stat.S_IMODE(ring.stat().st_mode) == 0o600
+    again = run("keygen", "--protection", "--scope-key-file", scope, "--out", ring)
+    assert (again.code, again.line()) == (
+        2,
+        f"kvcs: {ring} is there already; it is not overwritten",
+    )
+    newer = run("keygen", "--protection", "--rotate", "--out", ring, "--json").json()
+    assert (newer["key_id"], newer["keys"]) == (first + 1, 2)
+    shown = run("keys", ring, "--json")
+    assert [(row["key_id"], row["seals"]) for row in shown.json()] == [
+        (first, "no, a newer one does"),
+        (first + 1, "yes"),
+    ]
+    [secret, _] = [key.base_key for key in load_protection_ring(ring)]
+    assert secret.hex() not in shown.out
+    retired = run("keys", ring, "--receive-only", str(first), "--json").json()
+    assert [row["seals"] for row in retired] == ["no, it opens only", "yes"]
+    given = tmp_path / "given.keys"
+    shutil.copy(ring, given)
+    assert len(run("keys", ring, "--remove", str(first), "--json").json()) == 1
+    assert len(run("keys", ring, "--add", given, "--json").json()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--protection",), "say whose caches the keys protect"),
+        (("--protection", "--signing"), "one key at a time"),
+        (("--rotate",), "--rotate is for --protection"),
+        (("--protection", "--every-scope"), "protection keys take"),
+        (("--protection", "--rotate"), "No such file"),
+        (("--protection", "--scope-id", "00"), "no Scope ID"),
+    ],
+)
+def test_protection_keys_that_are_not_made(
+    run: Run, tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    ran = run("keygen", *words, "--out", tmp_path / "protect.keys")
+    assert ran.code == 2
+    assert says in ran.line()
+    assert not (tmp_path / "protect.keys").exists()
+
+
+def test_protection_keys_are_of_one_scope_and_no_other_ring(run: Run, tmp_path: Path) -> None:
+    ring, other = tmp_path / "protect.keys", tmp_path / "other.keys"
+    for path, scope_id in ((ring, "00" * 16), (other, "11" * 16)):
+        made = run("keygen", "--protection", "--scope-id", scope_id, "--out", path)
+        assert made.code == 0, made.err
+    for words in (
+        ("keys", ring, "--add", other),
+        ("keys", ring, "--remove", "7"),
+        ("keys", ring, "--remove", "none"),
+        ("keys", ring, "--receive-only", "7"),
+        ("keygen", "--protection", "--rotate", "--scope-id", "11" * 16, "--out", ring),
+    ):
+        assert run(*words).code == 2
+    assert len(load_protection_ring(ring)) == 1
+    signer, producers = tmp_path / "signer.key", tmp_path / "producers.ring"
+    run("keygen", "--signing", "--every-scope", "--out", signer, "--public", producers)
+    assert run("keys", producers, "--receive-only", "7").code == 2

@@ -43,6 +43,7 @@ def setup_options(role: Role, settings: SessionSettings) -> KeyValues:
     options.append((SetupOption.MAX_FILTER_RANGES, settings.max_filter_ranges))
     options.append((SetupOption.MOQT_IMPLEMENTATION, settings.implementation.encode()))
     options.append((SetupOption.MAX_REQUEST_UPDATES, settings.max_request_updates))
+    options.extend(settings.further_options)
     return KeyValues.of(options)
 
 

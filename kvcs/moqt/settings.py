@@ -38,6 +38,9 @@ class SessionSettings:
     tokens: tuple[bytes | ResolvedToken, ...] = field(default=(), repr=False)
     """AUTHORIZATION_TOKENs for the whole session, used once each; octets alone are of type 0."""
 
+    further_options: tuple[tuple[int, int | bytes], ...] = ()
+    """Setup Options that the draft does not know, type and value; peers ignore them (§9.1)."""
+
     max_filter_ranges: int = 16
     """MAX_FILTER_RANGES we accept per subscription or fetch."""
 

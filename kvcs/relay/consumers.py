@@ -298,6 +298,22 @@ class Consumers:
         self._offered.clear()
         self.refuse_waiting(error)
 
+    def refuse_impatient(self, error: RequestError, now: float) -> float:
+        """Refuse what waits, but for those that asked to wait for a publisher to come (§9.6).
+
+        Returns:
+            Seconds that these are ready to wait yet; 0 where there are none.
+        """
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            left = request.patient_until - now
+            if left > 0:
+                self._waiting.append(request)
+                self._limit(request, left, now)
+            else:
+                self.refuse(request, error)
+        return max((request.patient_until - now for request in self._waiting), default=0.0)
+
     # What a request is about
 
     def known(self, span: Range) -> bool:

@@ -7,7 +7,6 @@ It never opens a payload.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from typing import get_args
@@ -19,35 +18,40 @@ from kvcs.moqt.errors import (
     MalformedTrack,
     PublishDoneCode,
     RequestCode,
+    SessionCode,
     StreamCode,
 )
-from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
+from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.requests import State
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
+from kvcs.relay.directory import Directory
 from kvcs.relay.namespaces import Place
 from kvcs.relay.peers import Peer
 from kvcs.relay.permits import Permits
 from kvcs.relay.policy import Policy, Request
 from kvcs.relay.routing import Routing
+from kvcs.relay.sessions import Sessions
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, Report
 from kvcs.relay.timers import Callback, Timer, Timers
 from kvcs.relay.tracks import RelayTrack, StreamEvent
 from kvcs.relay.upstream import Ask, Waiting
+from kvcs.relay.upstreams import Upstreams
 
 MAX_REPORTS = 4096
 """Lines for the log that wait to be taken; the oldest are dropped."""
 
 
-class RelayCore:
+class RelayCore(Sessions):
     """Routes announcements, subscriptions, fetches and Objects between sessions.
 
     Args:
         limits: see `RelayLimits`.
         on_wake: called when `next_timer` may be earlier than it was, outside of an input.
         policy: who may do what; anyone everything by default.
+        relay_id: what this relay tells other relays that it is; see `kvcs.relay.upstreams`.
     """
 
     def __init__(
@@ -55,8 +59,9 @@ class RelayCore:
         limits: RelayLimits | None = None,
         on_wake: Callable[[], None] | None = None,
         policy: Policy | None = None,
+        relay_id: bytes = b"",
     ) -> None:
-        self.limits = RelayLimits() if limits is None else limits
+        super().__init__(RelayLimits() if limits is None else limits)
         self.stats = RelayStats()
         self.cache = RelayCache(
             self.limits.cache_octets,
@@ -66,11 +71,10 @@ class RelayCore:
             self._let_go,
         )
         self._on_wake = on_wake
-        self._peers: dict[int, Peer] = {}
-        self._routing = Routing(self, self._tracks_below)
-        self._tracks: dict[FullTrackName, RelayTrack] = {}
-        self._names: list[FullTrackName] = []
-        """Keys of `_tracks` in order: those below a namespace stand together."""
+        self._tracks = Directory()
+        self.relay_id = relay_id
+        self._upstreams = Upstreams(self, relay_id, self._heard)
+        self._routing = Routing(self, self._tracks.below, self._upstreams)
         self._timers = Timers()
         self._permits = Permits(policy or Policy(), self.at, self._is_alive, self._end)
         self._soon: list[Callback] = []
@@ -78,9 +82,18 @@ class RelayCore:
 
     # Inputs
 
-    def session_opened(self, key: int, core: Session, now: float) -> None:
-        """A session is there; ``key`` names it from now on and is never used again."""
-        self._peers[key] = Peer(core, now)
+    def session_opened(
+        self, key: int, core: Session, now: float, upstream: int | None = None
+    ) -> None:
+        """A session is there; ``key`` names it from now on and is never used again.
+
+        Args:
+            key: a number that is new.
+            core: the session.
+            now: the time.
+            upstream: where it is one with an upstream, how many others are asked before it.
+        """
+        self._peers[key] = Peer(core, now, upstream)
         self.stats.sessions_total += 1
 
     def event(self, key: int, event: events.Event, now: float) -> None:
@@ -99,9 +112,12 @@ class RelayCore:
         if isinstance(event, events.SessionClosed):
             self.session_closed(key, event, now)
         elif isinstance(event, events.GoawayReceived):
-            peer.going_away = peer.going_away or event.request_id is None
+            if event.request_id is None:
+                peer.going_away = True
+            else:
+                self._upstreams.event(key, event.request_id, event, now)
         elif isinstance(event, events.SessionEstablished):
-            self._admit(key, peer, event)
+            self._admit(key, peer, event, now)
         elif isinstance(event, _REQUESTS):
             peer.requests += 1
             self._request(key, peer, event, now)
@@ -115,6 +131,8 @@ class RelayCore:
                 track.event(Place(key, event.request_id), event, now)
             elif (track := peer.downstream.get(event.request_id)) is not None:
                 track.downstream_event(Place(key, event.request_id), event, now)
+            else:
+                self._upstreams.event(key, event.request_id, event, now)
         self._run_soon(now)
 
     def session_closed(self, key: int, closed: events.SessionClosed, now: float) -> None:
@@ -123,7 +141,8 @@ class RelayCore:
         if peer is None:
             return
         self._permits.close(key)
-        self._routing.session_closed(key, peer)
+        self._routing.session_closed(key, peer, now)
+        self._upstreams.closed(key, now)
         for request_id, track in list(peer.downstream.items()):
             track.downstream_gone(Place(key, request_id), now)
         for track in dict.fromkeys(peer.upstream.values()):
@@ -177,16 +196,6 @@ class RelayCore:
 
     # Hub
 
-    def session(self, key: int) -> Session | None:
-        """An open session by its key."""
-        peer = self._peers.get(key)
-        return None if peer is None or peer.core.closed else peer.core
-
-    def is_leaving(self, key: int) -> bool:
-        """Whether a session is gone, or its peer said that it will close it (§9.2)."""
-        peer = self._peers.get(key)
-        return peer is None or peer.core.closed or peer.going_away
-
     def publishers(self, name: FullTrackName) -> list[int]:
         """Sessions that PUBLISH a Track, or announced its namespace, and may be asked."""
         track = self._tracks.get(name)
@@ -200,35 +209,22 @@ class RelayCore:
             found.append(key)
         return found
 
+    def upstreams(self, name: FullTrackName) -> list[int]:
+        """Upstream sessions that may be asked for a Track that nobody announced, best first."""
+        keys = self._upstreams.sessions(name.namespace)
+        return [key for key in keys if name not in self._peers[key].banned]
+
+    def askable(self, name: FullTrackName) -> list[int]:
+        """`publishers`, or where there are none `upstreams`."""
+        return self.publishers(name) or self.upstreams(name)
+
+    def from_elsewhere(self, key: int, sources: list[int]) -> bool:
+        """Whether one of ``sources`` is not the relay at the other end of ``key``."""
+        return self._upstreams.from_elsewhere(key, sources)
+
     def expires_ms(self, place: Place) -> int | None:
         """Milliseconds after which a request of a peer will be ended; None where nothing does."""
         return self._permits.expires_ms(place)
-
-    def ban(self, key: int, name: FullTrackName) -> None:
-        """Never ask a session for a Track again."""
-        peer = self._peers.get(key)
-        if peer is not None and len(peer.banned) < self.limits.max_tracks:
-            peer.banned.add(name)
-
-    def bind(self, place: Place, track: RelayTrack) -> None:
-        """Events of a request of ours concern ``track``."""
-        peer = self._peers.get(place.session)
-        if peer is not None:
-            peer.upstream[place.request_id] = track
-
-    def bind_downstream(self, place: Place, track: RelayTrack) -> None:
-        """A PUBLISH of ours is served from ``track``."""
-        peer = self._peers.get(place.session)
-        if peer is not None:
-            peer.downstream[place.request_id] = track
-
-    def unbind(self, place: Place) -> None:
-        """A request, of ours or of the peer, is over."""
-        peer = self._peers.get(place.session)
-        if peer is not None:
-            peer.upstream.pop(place.request_id, None)
-            peer.downstream.pop(place.request_id, None)
-            peer.published.discard(place.request_id)
 
     def at(self, when: float, callback: Callback) -> Timer:
         """Call ``callback`` with the time, at ``when`` or soon after, unless it is cancelled."""
@@ -243,39 +239,6 @@ class RelayCore:
         self._soon.append(callback)
         self._wake()
 
-    def take_slot(self, key: int, start: Callback, now: float) -> None:
-        """Call ``start`` once a FETCH may run on a session."""
-        peer = self._peers.get(key)
-        if peer is None:
-            start(now)
-        elif peer.fetching < self.limits.max_upstream_fetches:
-            peer.fetching += 1
-            start(now)
-        else:
-            peer.queue.append(start)
-
-    def free_slot(self, key: int, now: float) -> None:
-        """A FETCH on a session has ended; the next one begins."""
-        peer = self._peers.get(key)
-        if peer is None:
-            return
-        peer.fetching -= 1
-        if peer.starting:
-            return  # one that was started has ended at once: the loop below goes on
-        peer.starting = True
-        try:
-            while peer.queue and peer.fetching < self.limits.max_upstream_fetches:
-                peer.fetching += 1
-                peer.queue.popleft()(now)
-        finally:
-            peer.starting = False
-
-    def leave_queue(self, key: int, start: Callback) -> None:
-        """A FETCH that waits for its turn is not wanted any more; quiet where it has begun."""
-        peer = self._peers.get(key)
-        if peer is not None and start in peer.queue:
-            peer.queue.remove(start)
-
     def reopen(self, name: FullTrackName) -> CachedTrack:
         """Begin a Track anew."""
         self.cache.drop(name)
@@ -283,9 +246,7 @@ class RelayCore:
 
     def release(self, track: RelayTrack) -> None:
         """Nobody needs a Track any more."""
-        if self._tracks.get(track.name) is track:
-            del self._tracks[track.name]
-            del self._names[bisect_left(self._names, track.name)]
+        if self._tracks.remove(track):
             self.cache.drop_if_empty(track.name)
 
     def report(self, event: str, **facts: Fact) -> None:
@@ -294,22 +255,46 @@ class RelayCore:
 
     # Inner workings: requests of peers
 
-    def _admit(self, key: int, peer: Peer, event: events.SessionEstablished) -> None:
+    def _admit(self, key: int, peer: Peer, event: events.SessionEstablished, now: float) -> None:
+        if not self._upstreams.introduced(key, event.options):
+            self.report("upstream_is_this_relay", session=key)
+            peer.core.close(SessionCode.NO_ERROR, "a relay is no upstream of its own")
+            return
         try:
             self._permits.open(key, event.tokens)
         except SessionError as exc:
+            if peer.rank is not None:
+                self._permits.open(key, ())  # what it may announce is another matter
+                self._upstream_opened(key, peer.rank, now)
+                return
             self.stats.sessions_refused += 1
             self.report("session_refused", session=key, code=exc.code, reason=exc.reason)
             peer.core.close(exc.code, exc.reason)
+            return
+        if peer.rank is not None:
+            self._upstream_opened(key, peer.rank, now)
+
+    def _upstream_opened(self, key: int, rank: int, now: float) -> None:
+        self._upstreams.opened(key, rank)
+        for track in self._tracks:
+            track.upstream_came(now)
+
+    def _heard(self, key: int, namespace: TrackNamespace, there: bool, now: float) -> None:
+        """An upstream has named a namespace, or has it no longer."""
+        self._routing.heard(key, namespace, there)
+        if there:
+            for track in self._tracks.below(namespace):
+                track.upstream_came(now)
 
     def _request(self, key: int, peer: Peer, event: Request, now: float) -> None:
         place = Place(key, event.request_id)
         try:
-            self._check(place, event, now)
+            if not self._is_asked(key, event):
+                self._check(place, event, now)
             if isinstance(event, events.PublishNamespaceReceived):
                 self._routing.announce(place, peer, event.track_namespace, now)
             elif isinstance(event, events.SubscribeNamespaceReceived):
-                self._routing.subscribe_namespace(place, peer, event.track_namespace_prefix)
+                self._routing.subscribe_namespace(place, peer, event.track_namespace_prefix, now)
             elif isinstance(event, events.SubscribeTracksReceived):
                 self._routing.subscribe_tracks(place, peer, event.track_namespace_prefix, now)
             elif isinstance(event, events.PublishReceived):
@@ -326,6 +311,12 @@ class RelayCore:
         except RequestError as exc:
             self._permits.forget(place)
             peer.core.responder.refuse(event.request_id, exc)
+
+    def _is_asked(self, key: int, event: Request) -> bool:
+        """Whether an upstream PUBLISHes what it was asked for by SUBSCRIBE_TRACKS."""
+        if not isinstance(event, events.PublishReceived):
+            return False
+        return self._upstreams.wants_tracks(key, event.full_track_name.namespace)
 
     def _check(self, place: Place, event: Request, now: float) -> None:
         """Authorize a request: each kind of each peer passes here before anything else.
@@ -374,7 +365,7 @@ class RelayCore:
             name not in self._tracks
             and self.cache.get(name) is None
             and waiting.ask is not Ask.SUBSCRIBE
-            and not self.publishers(name)
+            and not self.askable(name)
         ):
             raise DoesNotExist("nobody publishes this track here")
         track = self._use(name)
@@ -391,8 +382,8 @@ class RelayCore:
         if track is None:
             if len(self._tracks) >= self.limits.max_tracks:
                 raise RequestError("too many tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
-            track = self._tracks[name] = RelayTrack(self, self.cache.open(name))
-            insort(self._names, name)
+            track = RelayTrack(self, self.cache.open(name))
+            self._tracks.add(track)
         return track
 
     def _published(
@@ -415,7 +406,7 @@ class RelayCore:
         """The peer cancelled a request of its own."""
         self._permits.forget(place)
         request_id = place.request_id
-        if self._routing.cancelled(place, peer):
+        if self._routing.cancelled(place, peer, now):
             return
         track = peer.downstream.get(request_id)
         if track is not None:
@@ -467,21 +458,13 @@ class RelayCore:
         self._permits.look_again(now)
         self._run_soon(now)
 
-    def _tracks_below(self, namespace: TrackNamespace) -> list[RelayTrack]:
-        found: list[RelayTrack] = []
-        index = bisect_left(self._names, FullTrackName(namespace, b""))
-        while index < len(self._names) and is_prefix(namespace, self._names[index].namespace):
-            found.append(self._tracks[self._names[index]])
-            index += 1
-        return found
-
     # Inner workings
 
     def _in_use(self, name: FullTrackName) -> bool:
         return name in self._tracks
 
     def _let_go(self) -> None:
-        for track in self._tracks.values():
+        for track in self._tracks:
             track.retriever.let_go()
 
     def _run_soon(self, now: float) -> None:

@@ -30,7 +30,16 @@ class Hub(Protocol):
         """Whether a session is gone or will be closed, so that nothing new is begun on it."""
 
     def publishers(self, name: FullTrackName) -> list[int]:
-        """Sessions that may be asked for a Track, best first."""
+        """Sessions that announced a Track's namespace or PUBLISH it, best first."""
+
+    def upstreams(self, name: FullTrackName) -> list[int]:
+        """Upstream sessions that may be asked for a Track that nobody announced, best first."""
+
+    def askable(self, name: FullTrackName) -> list[int]:
+        """`publishers`, or where there are none `upstreams`."""
+
+    def from_elsewhere(self, key: int, sources: list[int]) -> bool:
+        """Whether one of ``sources`` is not the relay at the other end of ``key``."""
 
     def expires_ms(self, place: Place) -> int | None:
         """Milliseconds after which a request of a peer will be ended; None where nothing does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kvcs.moqt.names import TrackNamespace, is_prefix
@@ -61,59 +61,85 @@ class Interests:
                 yield Notice(place, namespace[fields:])
 
 
-class NamespaceTable:
-    """Announced namespaces and subscriptions to prefixes, matched both ways."""
+RelayOf = Callable[[int], bytes | None]
+"""Tells which relay is at the other end of a session; None where that is unknown."""
 
-    def __init__(self) -> None:
+
+class NamespaceTable:
+    """Announced namespaces and subscriptions to prefixes, matched both ways.
+
+    A namespace is there while a session announces it, or an upstream has named it. A relay is not
+    told of what comes from there alone: it would tell us in turn, and neither would ever forget.
+
+    Args:
+        relay_of: see `RelayOf`.
+    """
+
+    def __init__(self, relay_of: RelayOf = lambda key: None) -> None:
+        self._relay_of = relay_of
         self._announcers: dict[TrackNamespace, dict[Place, None]] = {}
+        self._heard: dict[TrackNamespace, dict[int, None]] = {}
+        """Upstream sessions that have named a namespace."""
         self._announced: dict[Place, TrackNamespace] = {}
         self._sorted: list[TrackNamespace] = []
         self._interests = Interests()
 
     def __len__(self) -> int:
-        """Number of different namespaces that are announced."""
+        """Number of different namespaces that are there."""
         return len(self._sorted)
 
     def announce(self, place: Place, namespace: TrackNamespace) -> list[Notice]:
-        """Add an announcement; returns whom to tell NAMESPACE, where it is the first."""
+        """Add an announcement; returns whom to tell NAMESPACE, where it is the first for them."""
+        before = self._relays(namespace)
         self._announced[place] = namespace
-        announcers = self._announcers.get(namespace)
-        if announcers is not None:
-            announcers[place] = None
-            return []
-        self._announcers[namespace] = {place: None}
-        insort(self._sorted, namespace)
-        return list(self._interests.matching(namespace))
+        self._announcers.setdefault(namespace, {})[place] = None
+        return self._changed(namespace, before)
 
     def withdraw(self, place: Place) -> tuple[TrackNamespace | None, list[Notice]]:
         """Remove an announcement.
 
         Returns:
             Its namespace, None where ``place`` announced nothing; and whom to tell NAMESPACE_DONE,
-            where it was the last of that namespace.
+            where it was the last of that namespace for them.
         """
         namespace = self._announced.pop(place, None)
         if namespace is None:
             return None, []
+        before = self._relays(namespace)
         announcers = self._announcers[namespace]
         del announcers[place]
-        if announcers:
-            return namespace, []
-        del self._announcers[namespace]
-        del self._sorted[bisect_left(self._sorted, namespace)]
-        return namespace, list(self._interests.matching(namespace))
+        if not announcers:
+            del self._announcers[namespace]
+        return namespace, self._changed(namespace, before)
+
+    def hear(self, key: int, namespace: TrackNamespace, *, there: bool) -> list[Notice]:
+        """An upstream has named a namespace, or has it no longer; returns whom to tell that."""
+        before = self._relays(namespace)
+        heard = self._heard.setdefault(namespace, {})
+        if there:
+            heard[key] = None
+        else:
+            heard.pop(key, None)
+        if not heard:
+            del self._heard[namespace]
+        return self._changed(namespace, before)
 
     def subscribe(self, place: Place, prefix: TrackNamespace) -> list[TrackNamespace]:
         """Add a SUBSCRIBE_NAMESPACE; returns the suffixes that match now."""
         self._interests.add(place, prefix)
-        return [namespace[len(prefix) :] for namespace in self.under(prefix)]
+        relay = self._relay_of(place.session)
+        return [
+            namespace[len(prefix) :]
+            for namespace in self.under(prefix)
+            if _is_news(self._relays(namespace), relay)
+        ]
 
     def unsubscribe(self, place: Place) -> None:
         """Remove a SUBSCRIBE_NAMESPACE; quiet where there is none."""
         self._interests.remove(place)
 
     def under(self, prefix: TrackNamespace) -> Iterator[TrackNamespace]:
-        """Announced namespaces below ``prefix``, itself included, in order."""
+        """Namespaces below ``prefix``, itself included, in order."""
         index = bisect_left(self._sorted, prefix)  # those that it matches follow it directly
         while index < len(self._sorted) and is_prefix(prefix, self._sorted[index]):
             yield self._sorted[index]
@@ -126,3 +152,29 @@ class NamespaceTable:
             for place in self._announcers.get(namespace[:fields], ()):
                 found[place.session] = None
         return list(found)
+
+    def _relays(self, namespace: TrackNamespace) -> set[bytes | None]:
+        """Relays that a namespace comes from; None is among them for whoever is no relay."""
+        keys = [place.session for place in self._announcers.get(namespace, ())]
+        return {self._relay_of(key) for key in (*keys, *self._heard.get(namespace, ()))}
+
+    def _changed(self, namespace: TrackNamespace, before: set[bytes | None]) -> list[Notice]:
+        """Whom to tell that a namespace came or went."""
+        after = self._relays(namespace)
+        if before == after:
+            return []
+        if not before:
+            insort(self._sorted, namespace)
+        elif not after:
+            del self._sorted[bisect_left(self._sorted, namespace)]
+        found: list[Notice] = []
+        for notice in self._interests.matching(namespace):
+            relay = self._relay_of(notice.place.session)
+            if _is_news(before, relay) != _is_news(after, relay):
+                found.append(notice)
+        return found
+
+
+def _is_news(relays: set[bytes | None], relay: bytes | None) -> bool:
+    """Whether what comes from ``relays`` is to be told to a session of ``relay``."""
+    return bool(relays) if relay is None else bool(relays - {relay})

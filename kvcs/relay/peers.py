@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvcs.moqt.names import FullTrackName
+from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.session import Session
 from kvcs.relay.timers import Callback
 from kvcs.relay.tracks import RelayTrack
@@ -17,11 +17,14 @@ class Peer:
 
     core: Session
     opened_at: float
+    rank: int | None = None
+    """Where it is an upstream, how many others are asked before it."""
+
     announced: set[int] = field(default_factory=set)
     """Request IDs of its PUBLISH_NAMESPACEs."""
 
-    interests: set[int] = field(default_factory=set)
-    """Request IDs of its SUBSCRIBE_NAMESPACEs."""
+    interests: dict[int, TrackNamespace] = field(default_factory=dict)
+    """Its SUBSCRIBE_NAMESPACEs: Request IDs and prefixes."""
 
     track_interests: set[int] = field(default_factory=set)
     """Request IDs of its SUBSCRIBE_TRACKS."""
@@ -50,3 +53,24 @@ class Peer:
 
     requests: int = 0
     """Requests it has made so far."""
+
+    def take_slot(self, start: Callback, limit: int, now: float) -> None:
+        """Call ``start`` once fewer than ``limit`` FETCHes of ours run on it."""
+        if self.fetching < limit:
+            self.fetching += 1
+            start(now)
+        else:
+            self.queue.append(start)
+
+    def free_slot(self, limit: int, now: float) -> None:
+        """A FETCH on it has ended; the next one begins."""
+        self.fetching -= 1
+        if self.starting:
+            return  # one that was started has ended at once: the loop below goes on
+        self.starting = True
+        try:
+            while self.queue and self.fetching < limit:
+                self.fetching += 1
+                self.queue.popleft()(now)
+        finally:
+            self.starting = False

@@ -83,7 +83,7 @@ class Retriever:
     def _begin(
         self, start: Location, end: Location, order: GroupOrder, now: float
     ) -> Retrieval | None:
-        candidates = self._hub.publishers(self._owner.name)
+        candidates = self._hub.askable(self._owner.name)
         if not candidates or not self._has_room(now):
             return None
         for other in self._active:
@@ -217,7 +217,7 @@ class Retriever:
     def failed(self, retrieval: Retrieval, now: float) -> None:
         """A retrieval did not come to its end: the next candidate is asked for what lacks."""
         if retrieval.fill:
-            retrieval.candidates = self._hub.publishers(self._owner.name)
+            retrieval.candidates = self._hub.askable(self._owner.name)
         self._finish(retrieval, now, complete=False)
 
     def session_lost(self, key: int, now: float) -> None:

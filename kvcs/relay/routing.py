@@ -12,6 +12,7 @@ from kvcs.relay.hub import Hub
 from kvcs.relay.namespaces import Interests, NamespaceTable, Notice, Place
 from kvcs.relay.peers import Peer
 from kvcs.relay.tracks import RelayTrack
+from kvcs.relay.upstreams import Kind, Upstreams
 
 TracksBelow = Callable[[TrackNamespace], list[RelayTrack]]
 """Gives the Tracks in use below a namespace."""
@@ -23,12 +24,14 @@ class Routing:
     Args:
         hub: the relay's core.
         tracks_below: see `TracksBelow`.
+        upstreams: told of what is wanted below prefixes.
     """
 
-    def __init__(self, hub: Hub, tracks_below: TracksBelow) -> None:
+    def __init__(self, hub: Hub, tracks_below: TracksBelow, upstreams: Upstreams) -> None:
         self._hub = hub
         self._tracks_below = tracks_below
-        self.namespaces = NamespaceTable()
+        self._upstreams = upstreams
+        self.namespaces = NamespaceTable(upstreams.relay_of)
         """Who announced which namespace, and SUBSCRIBE_NAMESPACEs."""
         self._track_interests = Interests()
         """SUBSCRIBE_TRACKS."""
@@ -58,18 +61,33 @@ class Routing:
             text = namespace_text(namespace)
             self._hub.report("withdrawn", session=place.session, namespace=text)
 
+    def heard(self, key: int, namespace: TrackNamespace, there: bool) -> None:
+        """An upstream has named a namespace, or has it no longer."""
+        self._tell(self.namespaces.hear(key, namespace, there=there), there=there)
+
     # Interests
 
-    def subscribe_namespace(self, place: Place, peer: Peer, prefix: TrackNamespace) -> None:
-        """Take a SUBSCRIBE_NAMESPACE, and name what it matches.
+    def subscribe_namespace(
+        self, place: Place, peer: Peer, prefix: TrackNamespace, now: float
+    ) -> None:
+        """Take a SUBSCRIBE_NAMESPACE, and name what it matches, also at upstreams.
+
+        It is accepted when they have said what they have: who asks takes silence for nothing.
 
         Raises:
             RequestError: it matches too much.
         """
         self._check_matches(self.namespaces.under(prefix))
-        peer.interests.add(place.request_id)
-        self._accept(place, peer)
-        self._name_all(place, peer, prefix)
+        peer.interests[place.request_id] = prefix
+
+        def accept(later: float) -> None:
+            if place.request_id not in peer.interests or peer.core.closed:
+                return  # it is over
+            self._accept(place, peer)
+            self._name_all(place, peer, peer.interests[place.request_id])
+
+        self._upstreams.want(place, Kind.NAMESPACES, prefix)
+        self._upstreams.when_heard(prefix, accept, now)
 
     def subscribe_tracks(
         self, place: Place, peer: Peer, prefix: TrackNamespace, now: float
@@ -82,6 +100,7 @@ class Routing:
         self._check_matches(self._published_below(prefix))
         peer.track_interests.add(place.request_id)
         self._track_interests.add(place, prefix)
+        self._upstreams.want(place, Kind.TRACKS, prefix)
         self._accept(place, peer)
         self._offer_all(place, prefix, now)
 
@@ -99,11 +118,14 @@ class Routing:
     def move(self, place: Place, peer: Peer, prefix: TrackNamespace, now: float) -> None:
         """An interest has another prefix, and that is answered: what it matches is told anew."""
         if place.request_id in peer.interests:
+            peer.interests[place.request_id] = prefix
+            self._upstreams.want(place, Kind.NAMESPACES, prefix)
             self.namespaces.unsubscribe(place)
             self._name_all(place, peer, prefix)
         elif place.request_id in peer.track_interests:
             self._track_interests.remove(place)
             self._track_interests.add(place, prefix)
+            self._upstreams.want(place, Kind.TRACKS, prefix)
             self._offer_all(place, prefix, now)
 
     def published(self, track: RelayTrack, now: float, *, but_for: set[int]) -> None:
@@ -120,19 +142,21 @@ class Routing:
 
     # Ends
 
-    def cancelled(self, place: Place, peer: Peer) -> bool:
+    def cancelled(self, place: Place, peer: Peer, now: float) -> bool:
         """A request is over; False where it is not one of those that are kept here."""
         request_id = place.request_id
         if request_id in peer.announced:
             peer.announced.remove(request_id)
             self.withdraw(place)
         elif request_id in peer.interests:
-            peer.interests.remove(request_id)
+            del peer.interests[request_id]
+            self._upstreams.leave(place, now)
             self.namespaces.unsubscribe(place)
         elif request_id in peer.track_interests:
             # What came of it lives on (§9.18).
             peer.track_interests.remove(request_id)
             self._track_interests.remove(place)
+            self._upstreams.leave(place, now)
         else:
             return False
         return True
@@ -145,10 +169,10 @@ class Routing:
         for track in self._tracks_below(prefix):
             track.consumers.end_offer(place, PublishDoneCode.UNAUTHORIZED, reason)
 
-    def session_closed(self, key: int, peer: Peer) -> None:
+    def session_closed(self, key: int, peer: Peer, now: float) -> None:
         """A session is over, and with it what it announced and wanted to hear."""
         for request_id in (*peer.announced, *peer.interests, *peer.track_interests):
-            self.cancelled(Place(key, request_id), peer)
+            self.cancelled(Place(key, request_id), peer, now)
 
     # Inner workings
 

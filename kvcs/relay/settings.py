@@ -52,6 +52,12 @@ class RelayLimits:
     upstream_wait: float = 10.0
     """How long the answer to an upstream SUBSCRIBE, or progress of a FETCH, is waited for."""
 
+    upstream_try: float = 2.0
+    """How long the answer of one upstream is waited for before the next one is asked as well."""
+
+    namespace_wait: float = 2.0
+    """Longest that a SUBSCRIBE_NAMESPACE waits for what upstreams say, before it is accepted."""
+
     fetch_wait: float = 10.0
     """How long one reader waits for what the cache lacks where it names no FILL_TIMEOUT."""
 
@@ -68,6 +74,8 @@ class RelayLimits:
         for name in (
             "upstream_linger",
             "upstream_wait",
+            "upstream_try",
+            "namespace_wait",
             "fetch_wait",
             "max_fill_wait",
             "fill_wait",

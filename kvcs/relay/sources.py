@@ -40,6 +40,12 @@ class Sources:
         self._upstreams: dict[Place, Upstream] = {}
         self._new_group: tuple[int, int | None] | None = None
         """NEW_GROUP_REQUEST that was sent, and the largest Group at that time."""
+        self._untried: list[int] = []
+        """Upstreams that are asked if those before them refuse, or take long."""
+        self._patient = False
+        """Whether upstreams are asked to wait for a publisher."""
+        self._refusal: RequestError | None = None
+        """What tells most of why upstreams refused: the first that is not that there is nothing."""
 
     def __bool__(self) -> bool:
         """Whether there is any, established or not."""
@@ -54,6 +60,11 @@ class Sources:
     def flowing(self) -> bool:
         """Whether one brings what is published."""
         return any(upstream.flowing for upstream in self._upstreams.values())
+
+    @property
+    def awaiting_publisher(self) -> bool:
+        """Whether no upstream has the Track, and they were asked to wait for a publisher."""
+        return self._patient and bool(self._upstreams) and not self.established
 
     @property
     def published(self) -> bool:
@@ -75,27 +86,109 @@ class Sources:
 
     def subscribe_to(self, publishers: list[int], now: float) -> None:
         """SUBSCRIBE to every one of them; the first is also asked for the past that is wanted."""
-        owner, stats = self._owner, self._hub.stats
-        fill_start = owner.consumers.fill_start()
+        filling = False  # one of them alone is asked for the past
         for key in publishers:
-            session = self._hub.session(key)
-            if session is None or key in self.sessions():
-                continue
-            parameters = self._parameters(fill_start)
-            try:
-                request_id = session.requester.subscribe(owner.name, parameters)
-            except UsageError:
-                continue
-            upstream = Upstream(Place(key, request_id))
-            self._upstreams[upstream.place] = upstream
-            self._hub.bind(upstream.place, owner)
-            stats.upstream_subscriptions += 1
-            if fill_start is not None:
-                stats.upstream_fills += 1
-                upstream.fill = owner.retriever.begin_fill(upstream.place, fill_start, now)
-                fill_start = None
+            upstream = self._subscribe(key, now, fill=not filling)
+            filling = filling or (upstream is not None and upstream.fill is not None)
         if not self._upstreams:
-            owner.consumers.refuse_waiting(DoesNotExist("no publisher of this track can be asked"))
+            error = DoesNotExist("no publisher of this track can be asked")
+            self._owner.consumers.refuse_waiting(error)
+
+    def try_upstreams(self, keys: list[int], now: float) -> None:
+        """SUBSCRIBE to one upstream after the other, until one accepts.
+
+        Nobody announced the Track here, so each is as good as the next. One that refuses is
+        followed by the next at once; one that says nothing is joined by the next, and whoever
+        accepts first is kept. Where all refuse, those that wait for a publisher to come wait at
+        every upstream at the same time.
+        """
+        self._patient = False
+        self._refusal = None
+        self._untried = list(keys)
+        self._try_next(now)
+
+    def _try_next(self, now: float) -> None:
+        """Ask the next upstream; refuse whoever waits after the last one."""
+        while self._untried:
+            upstream = self._subscribe(self._untried.pop(0), now, tried=True)
+            if upstream is not None:
+                self._owner.consumers.publisher_asked(now)
+                self._limit_try(upstream, now)
+                return
+        if not self._upstreams:
+            nothing = DoesNotExist("no upstream has this track")
+            self._nobody_has_it(self._refusal or nothing, now)
+
+    def _limit_try(self, upstream: Upstream, now: float) -> None:
+        def check(later: float) -> None:
+            place = upstream.place
+            if self._upstreams.get(place) is upstream and not self.established and self._untried:
+                track = str(self._owner.name)
+                self._hub.report("upstream_slow", track=track, session=place.session)
+                self._try_next(later)
+
+        self._hub.at(now + self._hub.limits.upstream_try, check)
+
+    def _nobody_has_it(self, error: RequestError, now: float) -> None:
+        """Every upstream has refused: who waits for a publisher to come waits there."""
+        consumers = self._owner.consumers
+        patience = consumers.refuse_impatient(error, now)
+        if patience <= 0 or self._patient:
+            return
+        self._patient = True
+        for key in self._hub.upstreams(self._owner.name):
+            self._subscribe(key, now, tried=True, patience=patience)
+
+    def _keep_alone(self, accepted: Upstream, now: float) -> None:
+        """An upstream has accepted: the others that were asked in case it does not are let go."""
+        self._untried.clear()
+        self._patient = False
+        for place, other in list(self._upstreams.items()):
+            if not other.tried or other.established or other is accepted:
+                continue
+            del self._upstreams[place]
+            self._hub.unbind(place)
+            session = self._hub.session(place.session)
+            if session is not None:
+                session.requester.cancel(place.request_id, StreamCode.CANCELLED)
+            self._end_fill(other, now)
+
+    def _end_fill(self, upstream: Upstream, now: float) -> None:
+        fill: Retrieval | None
+        fill, upstream.fill = upstream.fill, None
+        if fill is not None and fill.place == upstream.place:
+            self._owner.retriever.failed(fill, now)
+
+    def _subscribe(
+        self,
+        key: int,
+        now: float,
+        *,
+        fill: bool = True,
+        tried: bool = False,
+        patience: float = 0.0,
+    ) -> Upstream | None:
+        """SUBSCRIBE to a session; None where that cannot be, or it is a source already."""
+        owner, stats = self._owner, self._hub.stats
+        session = self._hub.session(key)
+        if session is None or key in self.sessions():
+            return None
+        fill_start = owner.consumers.fill_start() if fill else None
+        parameters = self._parameters(fill_start)
+        if patience > 0:
+            parameters = parameters.replace(rendezvous_timeout=max(1, round(patience * 1000)))
+        try:
+            request_id = session.requester.subscribe(owner.name, parameters)
+        except UsageError:
+            return None
+        upstream = Upstream(Place(key, request_id), tried=tried)
+        self._upstreams[upstream.place] = upstream
+        self._hub.bind(upstream.place, owner)
+        stats.upstream_subscriptions += 1
+        if fill_start is not None:
+            stats.upstream_fills += 1
+            upstream.fill = owner.retriever.begin_fill(upstream.place, fill_start, now)
+        return upstream
 
     def _parameters(self, fill_start: Location | None) -> Parameters:
         parameters = Parameters.of(
@@ -136,6 +229,7 @@ class Sources:
             # Its publisher began anew at Locations that are cached of an earlier publication.
             owner.begin_anew()
         upstream.established = True
+        self._keep_alone(upstream, now)
         owner.take_properties(properties)
         if owner.track.ended is not None:
             owner.track.reopen()
@@ -303,12 +397,25 @@ class Sources:
         self._hub.unbind(upstream.place)
         owner.forget_streams(upstream)
         upstream.close_streams(code)
-        fill: Retrieval | None
-        fill, upstream.fill = upstream.fill, None
-        if fill is not None and fill.place == upstream.place:
-            owner.retriever.failed(fill, now)
+        self._end_fill(upstream, now)
         if status == PublishDoneCode.TRACK_ENDED:
             owner.finished_by(upstream.place.session)
+        if upstream.tried and not upstream.established and not self.established:
+            self._hub.report(
+                "upstream_failed",
+                track=str(owner.name),
+                session=upstream.place.session,
+                code=int(error.code),
+                reason=error.reason,
+            )
+            if self._refusal is None and error.code != RequestCode.DOES_NOT_EXIST:
+                self._refusal = error
+            if not self._patient:
+                self._try_next(now)  # sooner than its time was up
+            elif not self._upstreams:
+                owner.consumers.refuse_impatient(error, now)
+            owner.check_idle(now)
+            return
         if self._upstreams:
             return
         if upstream.established:

@@ -81,6 +81,17 @@ class RelayTrack:
         """Answer a downstream request, at once or when upstream has answered (§7)."""
         self._idle_since = None
         consumers, sources, limits = self.consumers, self.sources, self._hub.limits
+        if request.ask is Ask.SUBSCRIBE:
+            rendezvous_ms = request.parameters.get(ParameterType.RENDEZVOUS_TIMEOUT, 0)
+            request.patient_until = now + min(rendezvous_ms / 1000, limits.max_rendezvous)
+        key = request.place.session
+        if sources and not self._hub.from_elsewhere(key, sources.sessions()):
+            if self._in_cache(request):
+                consumers.answer(request, now)
+            else:  # its relay asks back what we ask of it
+                consumers.refuse(request, DoesNotExist("it is got from the relay that asks"))
+            self.check_idle_soon()
+            return
         if request.ask is Ask.SUBSCRIBE and sources.established:
             sources.ask_new_group(request.parameters)
         forwards = consumers.forwards(request)
@@ -90,28 +101,38 @@ class RelayTrack:
             consumers.answer(request, now)
         elif self._in_cache(request):
             consumers.answer(request, now)
+        elif sources.awaiting_publisher:
+            self._wait_for_publisher(request, now)
         elif sources:
             consumers.hold(request, limits.upstream_wait, now)
             sources.resume(now)
         elif publishers := self._hub.publishers(self.name):
             consumers.hold(request, limits.upstream_wait, now)
             sources.subscribe_to(publishers, now)
+        elif upstreams := self._upstreams_for([request]):
+            consumers.hold(request, limits.upstream_wait, now)
+            sources.try_upstreams(upstreams, now)
         else:
-            rendezvous_ms = 0
-            if request.ask is Ask.SUBSCRIBE:
-                rendezvous_ms = request.parameters.get(ParameterType.RENDEZVOUS_TIMEOUT, 0)
-            if rendezvous_ms:
-                consumers.hold(request, min(rendezvous_ms / 1000, limits.max_rendezvous), now)
-            else:
-                consumers.refuse(request, DoesNotExist("nobody publishes this track here"))
+            self._wait_for_publisher(request, now)
         self.check_idle_soon()
+
+    def _wait_for_publisher(self, request: Waiting, now: float) -> None:
+        """Nobody has the Track: hold a request that waits for a publisher, refuse others."""
+        if request.patient_until > now:
+            self.consumers.hold(request, request.patient_until - now, now)
+        else:
+            nothing = DoesNotExist("nobody publishes this track here")
+            self.consumers.refuse(request, nothing)
 
     def offer(self, place: Place, now: float) -> None:
         """PUBLISH the Track to a SUBSCRIBE_TRACKS, unless its session has it already (§7)."""
         session = self._hub.session(place.session)
         if session is None or self._hub.is_leaving(place.session):
             return
-        if place.session in self.sources.sessions():
+        sources = self.sources.sessions()
+        if sources and not self._hub.from_elsewhere(place.session, sources):
+            return  # it is not told of what its relay has sent
+        if place.session in sources:
             return  # it is not told of what it publishes itself
         if session.asked_prefixes.selects(place.request_id, self.track):
             if self.consumers.may_offer(place):
@@ -147,6 +168,22 @@ class RelayTrack:
         if self.consumers.waiting or live:
             self.consumers.publisher_asked(now)
             self.sources.subscribe_to([key], now)
+
+    def upstream_came(self, now: float) -> None:
+        """A session with an upstream opened, or named a namespace: whoever waits is served."""
+        waiting = self.consumers.unanswered()
+        if waiting and not self.sources and not self._hub.publishers(self.name):
+            upstreams = self._upstreams_for(waiting)
+            if upstreams:
+                self.sources.try_upstreams(upstreams, now)
+
+    def _upstreams_for(self, requests: list[Waiting]) -> list[int]:
+        """Upstreams that may be asked for requests: not the relay alone that makes them."""
+        return [
+            key
+            for key in self._hub.upstreams(self.name)
+            if any(self._hub.from_elsewhere(one.place.session, [key]) for one in requests)
+        ]
 
     def downstream_gone(self, place: Place, now: float) -> None:
         """A downstream request was cancelled, or its session is gone."""

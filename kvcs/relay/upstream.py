@@ -53,6 +53,9 @@ class Waiting:
     parameters: Parameters
     """Its parameters."""
 
+    patient_until: float = 0.0
+    """Until when it waits for a publisher to come, if it asked for that."""
+
     timer: Timer | None = None
     """Refuses it unless it was answered before."""
 
@@ -140,9 +143,7 @@ class Retrieval:
     def location_filter(self) -> LocationFilter:
         """What is asked for, as a FETCH names it."""
         start, end = self.asked
-        if end.object == MAX_VI64:
-            return LocationFilter.group_end(start.group, start.object, end.group)
-        return LocationFilter.absolute_range(start.group, start.object, end.group, end.object)
+        return LocationFilter.between(start, end)
 
     def learnt_end(self) -> Location | None:
         """Up to where a complete stream tells what does not exist; None where it tells nothing."""
@@ -219,6 +220,9 @@ class Upstream:
     place: Place
     published: bool = False
     """Whether a PUBLISH has begun it."""
+
+    tried: bool = False
+    """Whether others are asked if it is refused: it was not announced by this session."""
 
     established: bool = False
     forward: bool = True

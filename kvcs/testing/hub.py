@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvcs.moqt.actions import Action, CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.events import SessionClosed
@@ -10,10 +11,14 @@ from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.relay.core import RelayCore
 from kvcs.relay.policy import Policy
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.upstreams import RELAY_OPTION
 from kvcs.testing.pair import End
 
 MAX_STEPS = 2_000_000
 """Actions of one `run`; more mean that two ends never come to rest."""
+
+LINK_KEYS = 1 << 32
+"""Keys of a relay's sessions with its upstreams begin behind it."""
 
 
 class Spoke:
@@ -28,14 +33,26 @@ class Spoke:
         self.lost = False
 
 
+class _World:
+    """Hubs that are linked: they have one clock."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hubs = [hub]
+        self.now = 0.0
+
+
 class Hub:
     """Peers around one `RelayCore`; their octets cross at once, in turns.
+
+    Hubs may be linked to chains and trees, one relay being another's upstream; then `run` and
+    `advance` of one are those of all.
 
     Args:
         limits: limits of the relay.
         piece: stream data is cut into pieces of at most this many octets.
         order: chooses which of ``n`` ready ends acts next, for seeded runs; the first where None.
         policy: who may do what at the relay; anyone everything by default.
+        relay_id: what the relay tells other relays that it is; nothing where empty.
     """
 
     def __init__(
@@ -45,25 +62,68 @@ class Hub:
         piece: int = 1 << 30,
         order: Callable[[int], int] | None = None,
         policy: Policy | None = None,
+        relay_id: bytes = b"",
     ) -> None:
-        self.core = RelayCore(limits, policy=policy)
+        self.core = RelayCore(limits, policy=policy, relay_id=relay_id)
         self.piece = piece
-        self.now = 0.0
+        self._world = _World(self)
         self.spokes: list[Spoke] = []
+        self._links = 0
         self._order = order
+
+    @property
+    def now(self) -> float:
+        """The clock, seconds."""
+        return self._world.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._world.now = now
+
+    def link(
+        self,
+        upstream: Hub,
+        rank: int = 0,
+        settings: SessionSettings | None = None,
+        server: SessionSettings | None = None,
+    ) -> Spoke:
+        """Connect this relay to another one, its ``rank``-th best upstream; the spoke is there."""
+        world = self._world
+        if upstream._world is not world:
+            world.now = max(world.now, upstream.now)
+            world.hubs += upstream._world.hubs
+            for hub in world.hubs:
+                hub._world = world
+        self._links += 1
+        key = LINK_KEYS + self._links
+        theirs = upstream._introduced(server)
+        spoke = Spoke(len(upstream.spokes), self._introduced(settings), theirs)
+        self.core.session_opened(key, spoke.peer.core, self.now, rank)
+        spoke.peer.on_batch = lambda event: self.core.event(key, event, self.now)
+        upstream._join(spoke)
+        return spoke
+
+    def _introduced(self, settings: SessionSettings | None) -> SessionSettings | None:
+        if not self.core.relay_id:
+            return settings
+        option = (RELAY_OPTION, self.core.relay_id)
+        return replace(settings or SessionSettings(), further_options=(option,))
 
     def connect(
         self, settings: SessionSettings | None = None, server: SessionSettings | None = None
     ) -> Spoke:
         """A peer connects to the relay."""
-        spoke = Spoke(len(self.spokes), settings, server)
+        spoke = Spoke(len(self.spokes), settings, self._introduced(server))
+        self._join(spoke)
+        return spoke
+
+    def _join(self, spoke: Spoke) -> None:
         self.spokes.append(spoke)
         self.core.session_opened(spoke.key, spoke.relay.core, self.now)
         spoke.relay.on_batch = lambda event: self.core.event(spoke.key, event, self.now)
         for end in (spoke.peer, spoke.relay):
             end.core.receive_connected(self.now)
         self.run()
-        return spoke
 
     def disconnect(self, spoke: Spoke) -> None:
         """The peer's connection is lost without a word."""
@@ -82,6 +142,9 @@ class Hub:
 
     def step(self) -> bool:
         """One action of one end; False when all are at rest."""
+        return any(hub._step() for hub in self._world.hubs)
+
+    def _step(self) -> bool:
         ends = [(s, end) for s in self.spokes if not s.lost for end in (s.peer, s.relay)]
         start = self._order(len(ends)) if self._order is not None and ends else 0
         turns = ends[start:] + ends[:start]
@@ -99,8 +162,11 @@ class Hub:
         until = self.now + seconds
         self.run()
         while True:
-            ends = [end for s in self.spokes if not s.lost for end in (s.peer, s.relay)]
-            due = [end.core.next_timer() for end in ends] + [self.core.next_timer()]
+            hubs = self._world.hubs
+            spokes = [spoke for hub in hubs for spoke in hub.spokes if not spoke.lost]
+            ends = [end for spoke in spokes for end in (spoke.peer, spoke.relay)]
+            due = [end.core.next_timer() for end in ends]
+            due += [hub.core.next_timer() for hub in hubs]
             times = [time for time in due if time is not None and time <= until]
             if not times:
                 break
@@ -108,7 +174,8 @@ class Hub:
             self.now = min(max(self.now, min(times)) + 1e-6, until)
             for end in ends:
                 end.core.receive_timer(self.now)
-            self.core.receive_timer(self.now)
+            for hub in hubs:
+                hub.core.receive_timer(self.now)
             self.run()
             if self.now >= until:
                 break

@@ -108,7 +108,7 @@ def test_a_paused_publish_is_resumed_behind_the_end_of_its_publication() -> None
     hub.run()
     [offered] = peer.end.of(events.PublishReceived)
     source.end(PublishDoneCode.TRACK_ENDED)
-    [track] = hub.core._tracks.values()
+    [track] = hub.core._tracks
     while track.sources:  # the relay's own PUBLISH_DONE is sent a moment after this
         hub.advance(0.01)
     peer.end.core.requester.update(offered.request_id, Parameters.of(forward=1))

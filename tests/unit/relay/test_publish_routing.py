@@ -304,7 +304,7 @@ def test_a_published_track_that_ends_early_leaves_nothing(moment: str, who: str)
         listener.end.core.requester.cancel(interest.request_id)
     hub.run()
     hub.advance(60.0)
-    assert hub.core._tracks == {}
+    assert not len(hub.core._tracks)
     assert residue(relay_end.core) == {}
     assert residue(listener.end.core) == {}
     assert residue(pusher.end.core, source) == {}
@@ -579,7 +579,7 @@ def test_a_publish_is_accepted_without_any_subscriber_and_leaves_nothing() -> No
     hub.advance(10.0)
     assert residue(pusher.end.core, source) == {}
     assert residue(pusher.spoke.relay.core) == {}
-    assert hub.core._tracks == {}
+    assert not len(hub.core._tracks)
     assert hub.core.snapshot().tracks == 0
 
 

@@ -42,9 +42,10 @@ class AskedPrefixes:
         """A request of the peer for a prefix.
 
         Raises:
-            RequestError: PREFIX_OVERLAP, or INVALID_FILTER.
+            RequestError: PREFIX_OVERLAP, INVALID_FILTER, or EXCESSIVE_LOAD.
         """
         prefix = prefix_of(request)
+        self._session.load.check_matches()
         self._check_overlap(request, prefix)
         if request.kind is Kind.SUBSCRIBE_TRACKS:
             RangeFilters.of(request.parameters.items).check(
@@ -63,12 +64,13 @@ class AskedPrefixes:
         """Hold an update to the rules, before the application judges it.
 
         Raises:
-            RequestError: PREFIX_OVERLAP, or INVALID_FILTER.
+            RequestError: PREFIX_OVERLAP, INVALID_FILTER, or EXCESSIVE_LOAD.
         """
         if request.kind not in PREFIX_KINDS:
             return
         prefix = parameters.get(ParameterType.TRACK_NAMESPACE_PREFIX)
         if prefix is not None:
+            self._session.load.check_matches()
             self._check_overlap(request, prefix)
         settings = self._settings.get(request.request_id)
         if settings is not None:
@@ -98,6 +100,7 @@ class AskedPrefixes:
         request = self._session.requests.get(request_id)
         if request is None or request.state is not State.ESTABLISHED:
             return
+        self._session.load.matched()
         told = self._namespaces.setdefault(request_id, set())
         if suffix not in told:
             told.add(suffix)
@@ -114,6 +117,7 @@ class AskedPrefixes:
 
     def selects(self, request_id: int, track: Track) -> bool:
         """Whether a SUBSCRIBE_TRACKS wants to hear of a Track."""
+        self._session.load.matched()
         prefix, settings = self._prefixes.get(request_id), self._settings.get(request_id)
         if prefix is None or settings is None or not is_prefix(prefix, track.name.namespace):
             return False

@@ -31,6 +31,9 @@ class Limit(StrEnum):
     REQUEST_RATE = "request_rate"
     """Requests and updates in a time: more are refused, EXCESSIVE_LOAD."""
 
+    PREFIX_MATCHES = "prefix_matches"
+    """What requests for prefixes match in a time: more of them are refused, EXCESSIVE_LOAD."""
+
     REQUEST_UPDATES = "request_updates"
     """Updates without answer: the session closes, TOO_MANY_REQUEST_UPDATES."""
 
@@ -178,10 +181,19 @@ class Rate:
 
     def take(self, now: float) -> bool:
         """Take one, at ``now`` in seconds; False where none is left."""
-        if now > self._at:
-            self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-            self._at = now
-        if self._left < 1:
+        if self.spent(now):
             return False
         self._left -= 1
         return True
+
+    def spent(self, now: float) -> bool:
+        """Whether none is left at ``now``."""
+        if now > self._at:
+            self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+            self._at = now
+        return self._left < 1
+
+    def owe(self, now: float) -> None:
+        """Take one, also where none is left: it is worked off before there are any again."""
+        self.spent(now)
+        self._left -= 1

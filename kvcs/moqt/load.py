@@ -48,6 +48,7 @@ class RequestLoad:
         self._session = session
         settings = session.settings
         self._rate = Rate(settings.max_requests_per_second, settings.request_burst)
+        self._matches = Rate(settings.max_matches_per_second, settings.matches_burst)
         self._open = 0
         self._octets = 0
 
@@ -84,6 +85,19 @@ class RequestLoad:
         """
         if not self._rate.take(self._session.now):
             raise self._refusal(Limit.REQUEST_RATE, "too many requests in a short time")
+
+    def matched(self) -> None:
+        """A request of the peer for a prefix made us look at one thing below it."""
+        self._matches.owe(self._session.now)
+
+    def check_matches(self) -> None:
+        """Whether the peer may ask for a prefix now: one request can cost as much as thousands.
+
+        Raises:
+            RequestError: what it has asked for matched too much in a short time.
+        """
+        if self._matches.spent(self._session.now):
+            raise self._refusal(Limit.PREFIX_MATCHES, "the prefixes match too much in a short time")
 
     def check_tokens(self, parameters: Parameters) -> None:
         """Hold the tokens of a message to their number.

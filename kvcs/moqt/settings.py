@@ -63,6 +63,13 @@ class SessionSettings:
     request_burst: int = 8192
     """Requests and updates that may come at once, before the rate counts."""
 
+    max_matches_per_second: float = 8192.0
+    """Steady rate of what the peer's requests for prefixes match; while it is exceeded, more of
+    these requests are refused with EXCESSIVE_LOAD."""
+
+    matches_burst: int = 65536
+    """What they may match at once, before the rate counts."""
+
     request_wait: float = 10.0
     """Seconds for a request stream's first message to become whole; else it is reset."""
 

@@ -76,7 +76,7 @@ class Consumers:
             return False
         delivery = session.deliveries.subscription(place.request_id)
         if delivery is not None:
-            return delivery.forward
+            return bool(delivery.forward)
         # A PUBLISH may wait for its stream.
         return self._served.get(place) is Ask.PUBLISH and self._alive(place)
 

@@ -93,6 +93,42 @@ def test_updates_count_as_requests() -> None:
     assert bench.core.limits[Limit.REQUEST_RATE] == 1
 
 
+def test_what_prefixes_match_in_a_time() -> None:
+    settings = SessionSettings(max_matches_per_second=2.0, matches_burst=3)
+    bench = Bench(settings=settings)
+
+    def ask(request_id: int) -> int:
+        prefix = (b"%d" % request_id,)
+        stream = bench.open(m.SubscribeNamespace(request_id, prefix, NONE))
+        if bench.core.requests.get(request_id) is not None:
+            bench.core.responder.accept(request_id)
+        return stream
+
+    stream = ask(0)
+    for number in range(7):  # what one request matches is told in full
+        bench.core.responder.namespace(0, (b"%d" % number,))
+    bench.drain()
+    assert sum(isinstance(reply, m.Namespace) for reply in bench.replies(stream)) == 7
+    assert refusals(bench, [ask(2)]) == [RequestCode.EXCESSIVE_LOAD]
+    other = m.SubscribeTracks(4, (b"x",), NONE)
+    assert refusals(bench, [bench.open(other)]) == [RequestCode.EXCESSIVE_LOAD]
+    bench.say(stream, m.RequestUpdate(6, Parameters.of(track_namespace_prefix=(b"y",))))
+    assert refusals(bench, [stream]) == [RequestCode.EXCESSIVE_LOAD]
+    assert bench.core.limits[Limit.PREFIX_MATCHES] == 3
+    bench.advance(2.6)
+    assert refusals(bench, [ask(8), ask(10)]) == []
+
+
+def test_tracks_that_prefixes_match_count_too() -> None:
+    bench = Bench(settings=SessionSettings(matches_burst=2))
+    bench.open(m.SubscribeTracks(0, NAME.namespace, NONE))
+    bench.core.responder.accept(0)
+    for _ in range(2):
+        assert bench.core.asked_prefixes.selects(0, track())
+    other = m.SubscribeNamespace(2, NAME.namespace, NONE)
+    assert refusals(bench, [bench.open(other)]) == [RequestCode.EXCESSIVE_LOAD]
+
+
 def test_tokens_of_a_message() -> None:
     bench = Bench(settings=SessionSettings(max_tokens=2))
     tokens = [Token.use_value(bytes((number,))) for number in range(3)]

@@ -66,6 +66,8 @@ from kvcs.kvfile import KvFile, KvLayer, load_kv_file, save_kv_file
 from kvcs.moqt.settings import SessionSettings
 from kvcs.planner import Plan, plan
 from kvcs.publisher import (
+    Pass,
+    Passes,
     Publication,
     PublicationProgress,
     Publisher,
@@ -125,6 +127,8 @@ __all__ = [
     "NotAuthentic",
     "NotProtected",
     "ObjectError",
+    "Pass",
+    "Passes",
     "Plan",
     "Prefix",
     "ProtectionKey",

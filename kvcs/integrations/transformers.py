@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcs.errors import DescriptorMismatch, UsageError
@@ -126,6 +127,7 @@ async def prefill(
     model: Any,
     publication: Publication,
     *,
+    chunk_tokens: int | Sequence[int] | None = None,
     ahead: int = DEFAULT_AHEAD,
     on_layer: OnLayer | None = None,
 ) -> Any:
@@ -133,11 +135,14 @@ async def prefill(
 
     The model runs in a thread of its own. A layer goes on its way before its attention is
     computed. Where the publication was opened with ``first_segment_blocks``, each pass computes so
-    many blocks and is a segment.
+    many blocks and is a segment; with ``chunk_tokens`` passes are as long as that says, and what
+    fills no block waits for the next one.
 
     Args:
         model: a causal language model; nothing else may run it meanwhile.
         publication: what `kvcs.Publisher.publish` gives; nothing was put yet.
+        chunk_tokens: tokens of each pass, or of the passes one by one; the last one takes what is
+            left.
         ahead: layers that the model may be ahead of their publication; then it waits.
         on_layer: called in the model's thread with each layer's index once it is computed.
 
@@ -146,6 +151,7 @@ async def prefill(
 
     Raises:
         DescriptorMismatch: the model is another than the prefix's descriptor says.
+        UsageError: a pass of less than one token.
         UsageError, StoreFull, ConnectionClosed: as `kvcs.Segment.put`, at the next layer at the
             latest.
         Exception: what the model raised.
@@ -158,18 +164,17 @@ async def prefill(
     prefix = publication.prefix
     check_model(model, prefix.descriptor)
     cache = PublishingCache(_config(model), ahead=ahead, on_layer=on_layer)
-    done, size = 0, 0
+    total = prefix.blocks * prefix.descriptor.block_tokens
+    passes = publication.passes()
+    sizes = _chunks(total, passes.first_tokens if chunk_tokens is None else chunk_tokens)
     try:
-        while done < prefix.blocks:
-            left = prefix.blocks - done
-            segment = await publication.segment(min(size, left) if size else None)
-            size = size or segment.blocks
-            first = done * prefix.descriptor.block_tokens
-            tokens = prefix.token_ids[first : first + segment.tokens].tolist()
-            cache.follow(segment)
-            await run_in_thread(_pass(model, cache, tokens), cache.stop)
+        for tokens in sizes:
+            first = passes.tokens
+            cache.follow(await passes.next(tokens))
+            token_ids = prefix.token_ids[first : first + tokens].tolist()
+            await run_in_thread(_pass(model, cache, token_ids), cache.stop)
             await cache.published()
-            done += segment.blocks
+        await passes.finish()
     except BaseException:
         cache.stop("the prefill has failed")
         raise
@@ -297,6 +302,22 @@ async def to_dynamic_cache(cache: Cache, model: Any) -> Any:
     check_model(model, cache.prefix.descriptor)
     layers = [layer async for layer in cache]
     return filled_cache(layers, _config(model), getattr(model, "device", None))
+
+
+def _chunks(total: int, lengths: int | Sequence[int]) -> list[int]:
+    """Lengths of passes that add up to ``total`` tokens.
+
+    Raises:
+        UsageError: one of them is less than one token.
+    """
+    given = repeat(lengths) if isinstance(lengths, int) else chain(lengths, repeat(total))
+    found: list[int] = []
+    while (left := total - sum(found)) > 0:
+        length = next(given)
+        if length < 1:
+            raise UsageError(f"a pass has at least one token, not {length}")
+        found.append(min(length, left))
+    return found
 
 
 def _pass(model: Any, cache: Any, token_ids: list[int]) -> Callable[[], Any]:

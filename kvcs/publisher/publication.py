@@ -22,6 +22,7 @@ from kvcs.observe import get_logger, metrics
 from kvcs.publisher.followers import Followers
 from kvcs.publisher.manifest_track import ManifestTrack
 from kvcs.publisher.memory import LayerMemory
+from kvcs.publisher.passes import Passes
 from kvcs.publisher.segment import Segment
 from kvcs.quic.origin import Origin
 from kvcs.trust import SigningKey
@@ -119,7 +120,7 @@ class Publication:
 
     # What a producer calls
 
-    async def segment(self, blocks: int | None = None) -> Segment:
+    async def segment(self, blocks: int | None = None, *, prefix: Prefix | None = None) -> Segment:
         """The next segment, to put layers into.
 
         The first call gives segment 0, whose blocks name the publication; each later call adds a
@@ -128,13 +129,16 @@ class Publication:
 
         Args:
             blocks: whole blocks; by default all that segment 0 has, or that are left.
+            prefix: the same tokens and more, where they are known only now: decoded ones, or the
+                next turn of a conversation. It takes the place of the publication's prefix.
 
         Raises:
-            UsageError: the prefix has not so many blocks left, the manifest has no room for so
-                many, or the publication has ended.
+            UsageError: the prefix has not so many blocks left, or begins with others, the manifest
+                has no room for so many, or the publication has ended.
             ConnectionClosed: every session has ended.
         """
         self.check_open()
+        longer = self.prefix if prefix is None else self._extended(prefix)
         if not self._first_taken:
             first = self._segments[0]
             if blocks is not None and blocks != first.blocks:
@@ -143,15 +147,31 @@ class Publication:
                     " publication; say first_segment_blocks to publish()"
                 )
             self._first_taken = True
+            self.prefix = longer
             return first
-        left = self.prefix.blocks - self._writer.blocks
+        left = longer.blocks - self._writer.blocks
         wanted = left if blocks is None else blocks
         if not 1 <= wanted <= left:
             raise UsageError(
                 f"a segment of {wanted} blocks does not fit: {left} of the prefix's"
-                f" {self.prefix.blocks} blocks are left"
+                f" {longer.blocks} blocks are left"
             )
+        self.prefix = longer
         return self._add_segment(wanted)
+
+    def passes(self) -> Passes:
+        """Take the layers of a chunked prefill, whatever the lengths of its chunks.
+
+        Each pass is a segment of the whole blocks that it completes. Use it in place of `segment`,
+        from the beginning.
+
+        Raises:
+            UsageError: a segment was taken already, or the publication has ended.
+        """
+        self.check_open()
+        if self._first_taken:
+            raise UsageError("a segment was taken already; passes begin with segment 0")
+        return Passes(self, self._segments[0].blocks)
 
     async def finish(self) -> None:
         """Check that every segment is complete; the publication is served until it is closed.
@@ -406,6 +426,21 @@ class Publication:
             self._publish_manifest()
 
     # Inner workings
+
+    def _extended(self, prefix: Prefix) -> Prefix:
+        """A prefix that continues this publication's.
+
+        Raises:
+            UsageError: it is another one.
+        """
+        ours = self.prefix
+        same = (prefix.scope_id, prefix.compat_id) == (ours.scope_id, ours.compat_id)
+        if not same or prefix.block_keys[: ours.blocks] != ours.block_keys:
+            raise UsageError(
+                f"the prefix of {prefix.blocks} blocks does not begin with the {ours.blocks} of the"
+                " publication"
+            )
+        return prefix
 
     def _sealer(self, name: bytes) -> Sealer:
         assert self._protect is not None  # who asks has seen that it is protected

@@ -120,7 +120,7 @@ class Candidates(Generic[F]):
         """Give up those that failed, and begin with others."""
         for place, follower in list(self._followers.items()):
             error = follower.error
-            if error is None and follower.ready and self._too_short(follower):
+            if error is None and follower.is_final and follower.blocks < self._least:
                 error = PublicationNotFound(
                     f"a publication covers {follower.blocks} blocks of the {self._least} wanted"
                 )
@@ -167,8 +167,20 @@ class Candidates(Generic[F]):
         return [
             place
             for place, each in self._followers.items()
-            if each.ready and (shorter or each.blocks >= self._wanted)
+            if each.ready
+            and (shorter or each.blocks >= self._wanted)
+            and (each.blocks >= self._least or _grows(each))
         ]
+
+    @property
+    def too_short(self) -> int:
+        """Most blocks of those that are complete and have fewer than are of use; 0 without any."""
+        short = [
+            each.blocks
+            for each in self._followers.values()
+            if each.ready and each.blocks < self._least and not _grows(each)
+        ]
+        return max(short, default=0)
 
     def best(self, places: list[Place]) -> F:
         """The one to take: a complete one, then the one with most blocks, then the last that was
@@ -187,17 +199,17 @@ class Candidates(Generic[F]):
         complete = manifest is not None and manifest.complete
         return (not complete, -follower.blocks, -self._order[place], place[1][-1])
 
-    def _too_short(self, follower: F) -> bool:
-        manifest = follower.manifest
-        over = follower.is_final or (manifest is not None and manifest.complete)
-        return follower.blocks < self._least and over
-
     def _fail(self, place: Place, error: KvcsError, now: float) -> None:
         del self._followers[place]
         self._failed[place] = error
         if _may_change(error) and place not in self._retried:
             self._retried.add(place)
             self._retries.append((now + self._retry_after, place))
+
+
+def _grows(follower: Follower) -> bool:
+    """Whether a publication is still produced."""
+    return follower.manifest is not None and not follower.manifest.complete
 
 
 def _may_change(error: KvcsError) -> bool:

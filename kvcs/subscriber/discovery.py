@@ -305,6 +305,10 @@ class Discovery:
             not_found = PublicationNotFound(f"no usable publication of the prefix: {error}")
             not_found.__cause__ = error
             return not_found
+        if short := self._candidates.too_short:
+            return PublicationNotFound(
+                f"a publication covers {short} blocks of the {self._search.least} that are wanted"
+            )
         silent = [s.peer for s, watch in self._watches if not watch.answered.is_set()]
         if silent:
             return PublicationNotFound(

@@ -133,9 +133,10 @@ def test_an_explicit_number_of_blocks_is_not_lowered() -> None:
     async def scenario(field: Field) -> None:
         async with field.published(SHARED, LONG), field.session("consumer") as session:
             subscriber = kvcs.Subscriber(session, settings=SETTINGS)
-            with pytest.raises(kvcs.PublicationNotFound):
+            with pytest.raises(kvcs.PublicationNotFound, match="4 blocks of the 6") as caught:
                 async with subscriber.open(PROMPT, blocks=6, wait=0, anchors=(4,)):
                     pass
+            assert not caught.value.absent
             async with subscriber.open(PROMPT, blocks=2, wait=0) as cache:
                 assert all([same(layer, LONG, 2) async for layer in cache])
 

@@ -155,9 +155,14 @@ def test_shorter_ones_are_taken_when_asked_and_not_below_the_least() -> None:
     world.candidates.advance(0.0)
     world.made[0].read(WHOLE, 2)
     world.made[1].read(WHOLE, 1)
+    world.made[1].is_final = False
     assert world.candidates.ready(False) == []
     world.candidates.advance(0.0)
     assert world.candidates.ready(True) == [world.made[0].place]
+    assert world.candidates.too_short == 1  # it may be given another segment yet
+    world.made[1].is_final = True
+    world.candidates.advance(0.0)
+    assert world.candidates.too_short == 0
     assert "1 blocks of the 2 wanted" in str(world.candidates.error)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 import kvcs
 from kvcs.cli import (
     bench,
     certs,
+    config,
     demo,
     inspect,
     keygen,
@@ -49,6 +53,7 @@ GROUPS = (
     plan,
     demo,
     bench,
+    config,
 )
 for group in GROUPS:
     group.register(app)
@@ -62,13 +67,24 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Options from a TOML file; $KVCS_CONFIG_FILE may name one instead.",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version."),
     ] = False,
 ) -> None:
     # Typer shows its docstring in place of the help given above, so there is none.
-    pass
+    assert isinstance(ctx.command, TyperGroup)
+    settings = config.load(ctx.command, config_file, os.environ)
+    ctx.obj, ctx.default_map = settings, settings.values
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ _SHARED = (
 
 
 def command(
-    app: typer.Typer, name: str
+    app: typer.Typer, name: str, *, context_settings: dict[str, Any] | None = None
 ) -> Callable[[Callable[Concatenate[Output, P], Any]], Callable[..., None]]:
     """Make a function a command of `app`, with the options that all commands have.
 
@@ -48,6 +48,7 @@ def command(
     Args:
         app: where the command is registered.
         name: what a user types.
+        context_settings: Typer's, for a command that takes words of another.
     """
 
     def register(body: Callable[Concatenate[Output, P], Any]) -> Callable[..., None]:
@@ -68,7 +69,7 @@ def command(
         )
         run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
         run.__doc__ = body.__doc__
-        return app.command(name)(run)
+        return app.command(name, context_settings=context_settings)(run)
 
     return register
 

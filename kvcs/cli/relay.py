@@ -17,7 +17,6 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address, seconds
 from kvcs.cli.output import Output
-from kvcs.cli.status import show
 from kvcs.errors import FileError, UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
@@ -117,6 +116,9 @@ def register(app: typer.Typer) -> None:
         counters are printed when it ends.
         """
         if status is not None:
+            # Here, since rich takes a tenth of a second to import.
+            from kvcs.cli.status import show
+
             await show(output, status)
             return
         if cert is None or key is None:

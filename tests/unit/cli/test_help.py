@@ -24,7 +24,7 @@ COMMANDS = [
     "demo",
     "bench",
 ]
-GROUPS = {"token": ["make", "show"]}
+GROUPS = {"token": ["make", "show"], "config": ["show"]}
 """Commands that have commands of their own."""
 
 FREE_LINES = {"publish", "subscribe", "fetch", "relay"}

@@ -72,6 +72,7 @@ ROOMS = {
     "relay.server": Room(
         {"errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
     ),
+    "relay.uplinks": Room({"errors", "moqt", "observe", "quic"}, {"structlog"}, set()),
     "relay.admin": Room({"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()),
     "quic": Room(
         {"errors", "moqt", "observe", "quic.aioquic_backend", "trust"}, {"structlog"}, set()

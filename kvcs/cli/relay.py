@@ -15,7 +15,16 @@ import typer
 import kvcs
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
-from kvcs.cli.options import DatagramSizeOption, LinesOption, parse_address, seconds
+from kvcs.cli.options import (
+    CaOption,
+    DatagramSizeOption,
+    InsecureOption,
+    LinesOption,
+    TokenOption,
+    parse_address,
+    seconds,
+    token_source,
+)
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
 from kvcs.observe import get_logger
@@ -107,6 +116,18 @@ def register(app: typer.Typer) -> None:
                 help="Run no relay: show what the one does whose --admin is at this http:// URL.",
             ),
         ] = None,
+        upstream: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--upstream",
+                metavar="URL",
+                help="Relay or publisher that is asked for what nobody publishes here,"
+                " moqt://HOST:PORT; may be repeated, the best one first.",
+            ),
+        ] = None,
+        ca: CaOption = None,
+        token_file: TokenOption = None,
+        insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
         lines: LinesOption = False,
     ) -> None:
@@ -135,6 +156,10 @@ def register(app: typer.Typer) -> None:
             audience=tuple(audience or ()),
             goaway_uri=goaway_uri,
             goaway_timeout=goaway_timeout,
+            upstreams=tuple(upstream or ()),
+            ca=ca,
+            token=token_source(token_file) if upstream else None,
+            verify=not insecure,
             quic=QuicSettings(datagram_size=datagram_size),
         )
         told = Lines(lines)

@@ -87,7 +87,7 @@ class Routing:
             self._name_all(place, peer, peer.interests[place.request_id])
 
         self._upstreams.want(place, Kind.NAMESPACES, prefix)
-        self._upstreams.when_heard(prefix, accept, now)
+        self._upstreams.when_heard(place.session, prefix, accept, now)
 
     def subscribe_tracks(
         self, place: Place, peer: Peer, prefix: TrackNamespace, now: float

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 
 from kvcs.errors import FileError, UsageError
@@ -13,16 +15,22 @@ from kvcs.keyfiles import RingFile
 from kvcs.moqt import events
 from kvcs.moqt.objects import ObjectChunk
 from kvcs.moqt.settings import SessionSettings
-from kvcs.moqt.uri import parse_uri
+from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
-from kvcs.quic.endpoint import RELAY_PORT, Server
+from kvcs.quic.endpoint import RELAY_PORT, Server, open_connection
+from kvcs.quic.link import Link, Opener
+from kvcs.quic.origin import Origin
+from kvcs.quic.reconnect import DEFAULT_RECONNECT, Reconnect
+from kvcs.quic.tokens import TokenSource
 from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.policy import Policy
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus
+from kvcs.relay.uplinks import NoOrigin, Uplink
+from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
 from kvcs.trust import Authority, KeyRing, KeyUse, TokenVerifier
 from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
 
@@ -32,6 +40,9 @@ Path = str | os.PathLike[str]
 
 WILDCARDS = ("", "0.0.0.0", "::")
 """Addresses of every interface: they name no relay."""
+
+MAX_UPSTREAMS = 16
+"""Upstreams of one relay."""
 
 TOKEN_CACHE_OCTETS = 16 * 1024
 """Octets of tokens that a peer of a guarded relay may register, unless its settings say so."""
@@ -76,6 +87,23 @@ class RelaySettings:
     token_skew: float = CLOCK_SKEW
     """Seconds by which an issuer's clock may differ from this one's."""
 
+    upstreams: tuple[str, ...] = ()
+    """`moqt` URIs of relays or publishers that are asked for what nobody announced here, in this
+    order."""
+
+    ca: Path | bytes | None = None
+    """Authorities to trust for upstreams, a PEM file or its octets; certifi's where None."""
+
+    token: TokenSource | None = field(default=None, repr=False)
+    """This relay's own token for its upstreams; as for `kvcs.connect`. Those of its peers never go
+    there."""
+
+    verify: bool = True
+    """False accepts any certificate of an upstream: for tests on one machine only."""
+
+    reconnect: Reconnect = DEFAULT_RECONNECT
+    """Pauses between tries to reach an upstream; it is never given up."""
+
     limits: RelayLimits = field(default_factory=RelayLimits)
     """Cache size, limits and waits of the core."""
 
@@ -111,8 +139,10 @@ class RelaySettings:
             raise UsageError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.goaway_timeout >= 0:
             raise UsageError(f"goaway_timeout must not be negative, not {self.goaway_timeout}")
-        if self.goaway_uri:
-            parse_uri(self.goaway_uri)
+        for uri in (*self.upstreams, *filter(None, (self.goaway_uri,))):
+            parse_uri(uri)
+        if len(self.upstreams) > MAX_UPSTREAMS:
+            raise UsageError(f"at most {MAX_UPSTREAMS} upstreams, not {len(self.upstreams)}")
 
 
 class Relay:
@@ -151,9 +181,19 @@ class Relay:
             policy = _policy(settings, self._issuers.ring)
             session = _remembering(session)
         self._watch: asyncio.TimerHandle | None = None
-        self._core = RelayCore(settings.limits, self._arm, policy)
+        relay_id = secrets.token_bytes(RELAY_ID_OCTETS)
+        session = replace(
+            session, further_options=(*session.further_options, (RELAY_OPTION, relay_id))
+        )
+        self._core = RelayCore(settings.limits, self._arm, policy, relay_id)
+        self._uplinks = [
+            Uplink(uri, self._opener(rank, session), settings.reconnect)
+            for rank, uri in enumerate(settings.upstreams)
+        ]
         self._server = Server(session, observer=self._observe, offer=False)
         self._keys: dict[Connection, int] = {}
+        self._downstream: set[Connection] = set()
+        """Sessions that others have opened."""
         self._next_key = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -180,6 +220,8 @@ class Relay:
             quic=_bounded(settings.quic, settings.max_sessions),
         )
         self._listening = True
+        for uplink in self._uplinks:
+            uplink.start()
         self._watch_issuers()
         _log.info("relay_listening", address=self.address, cache=settings.limits.cache_octets)
         return self
@@ -207,6 +249,7 @@ class Relay:
             if not at_once:
                 await self._say_goodbye()
         finally:
+            await asyncio.gather(*(uplink.close() for uplink in self._uplinks))
             await self._server.close()
             for handle in (self._timer, self._watch):
                 if handle is not None:
@@ -309,36 +352,60 @@ class Relay:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()
         except TimeoutError:
-            _log.info("relay_closes_sessions", sessions=len(self._keys))
+            _log.info("relay_closes_sessions", sessions=len(self._downstream))
 
-    def _observe(self, connection: Connection, event: events.Event) -> None:
+    def _opener(self, rank: int, session: SessionSettings) -> Opener:
+        """Opens sessions with the ``rank``-th upstream."""
+        settings = self.settings
+
+        async def open_session(uri: MoqtUri, *, link: Link, origin: Origin | None) -> Connection:
+            return await open_connection(
+                uri,
+                ca=settings.ca,
+                token=settings.token,
+                verify=settings.verify,
+                session=session,
+                quic=settings.quic,
+                observer=partial(self._observe, upstream=rank),
+                link=link,
+                origin=NoOrigin(),
+            )
+
+        return open_session
+
+    def _observe(
+        self, connection: Connection, event: events.Event, upstream: int | None = None
+    ) -> None:
         """Every event of every session, in the loop's thread."""
         now = connection.now
         key = self._keys.get(connection)
         if key is None:
             if not isinstance(event, events.SessionEstablished):
                 return  # it ended before its SETUP, or was refused
-            key = self._take_in(connection, now)
+            key = self._take_in(connection, now, upstream)
         self._core.event(key, event, now)
         if isinstance(event, events.ObjectsReceived) and isinstance(event.items[0], ObjectChunk):
             if len(event.items) == 1:
                 return  # by far the most frequent ones; they change no timer
         if isinstance(event, events.SessionClosed):
             del self._keys[connection]
-            if not self._keys:
+            self._downstream.discard(connection)
+            if not self._downstream:
                 self._empty.set()
         self._log_reports()
         self._arm()
 
-    def _take_in(self, connection: Connection, now: float) -> int:
+    def _take_in(self, connection: Connection, now: float, upstream: int | None) -> int:
         key = self._next_key
         self._next_key += 1
         self._keys[connection] = key
-        self._empty.clear()
+        if upstream is None:
+            self._downstream.add(connection)
+            self._empty.clear()
         # The core answers every request of the peer; nobody else is asked.
         connection.answer_with(lambda _connection, _event: True)
         connection.answer_updates_with(lambda _event: None)
-        self._core.session_opened(key, connection.core, now)
+        self._core.session_opened(key, connection.core, now, upstream)
         return key
 
     def _arm(self) -> None:

@@ -99,7 +99,7 @@ class Upstreams:
         self._by_place: dict[Place, _Asked] = {}
         self._namespaces: dict[TrackNamespace, dict[int, int]] = {}
         """What upstreams have named: by session, how many requests of ours it was told for."""
-        self._waiting: list[tuple[TrackNamespace, Callback]] = []
+        self._waiting: list[tuple[int, TrackNamespace, Callback]] = []
         self._refreshing = False
 
     # Sessions
@@ -167,12 +167,15 @@ class Upstreams:
             linger = self._hub.limits.upstream_linger
             self._hub.at(now + linger, lambda later: self._refresh_soon())
 
-    def when_heard(self, prefix: TrackNamespace, callback: Callback, now: float) -> None:
-        """Call back once every upstream has answered for a prefix, or after `namespace_wait`."""
+    def when_heard(self, key: int, prefix: TrackNamespace, callback: Callback, now: float) -> None:
+        """Call back once every upstream has answered for a prefix, or after `namespace_wait`.
+
+        The relay that asks, at the other end of session ``key``, is not waited for.
+        """
         if not self._ranks:
             callback(now)
             return
-        entry = (prefix, callback)
+        entry = (key, prefix, callback)
         self._waiting.append(entry)
 
         def expire(later: float) -> None:
@@ -184,14 +187,16 @@ class Upstreams:
 
     def _tell_waiting(self, now: float) -> None:
         for entry in list(self._waiting):
-            if entry in self._waiting and self._is_answered(entry[0]):
+            if entry in self._waiting and self._is_answered(entry[0], entry[1]):
                 self._waiting.remove(entry)
-                entry[1](now)
+                entry[2](now)
 
-    def _is_answered(self, prefix: TrackNamespace) -> bool:
+    def _is_answered(self, asker: int, prefix: TrackNamespace) -> bool:
         if self._refreshing:
             return False
         for key in self._ranks:
+            if not self.from_elsewhere(asker, [key]):
+                continue
             asked = self._asked.get((key, Kind.NAMESPACES), {}).values()
             covering = [one for one in asked if is_prefix(one.prefix, prefix)]
             if any(not one.answered for one in covering):

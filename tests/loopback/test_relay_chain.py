@@ -1,0 +1,110 @@
+"""Chains of relays over real sockets: `RelaySettings.upstreams`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+import kvcs
+from kvcs.errors import UsageError
+from kvcs.moqt.settings import SessionSettings
+from kvcs.relay.server import Relay, RelaySettings
+from tests.builders import put, same, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+
+SAFETY = 40.0
+FAST = kvcs.Reconnect(max_pause=0.2)
+
+
+@asynccontextmanager
+async def relaying(files: PemFiles, *upstreams: str, port: int = 0) -> AsyncIterator[Relay]:
+    settings = RelaySettings(
+        cert=files.cert,
+        key=files.key,
+        port=port,
+        allow_anyone=True,
+        upstreams=upstreams,
+        ca=files.ca,
+        reconnect=FAST,
+        session=SessionSettings(done_delay=0.05),
+        goaway_timeout=0.5,
+    )
+    async with Relay(settings) as relay:
+        yield relay
+
+
+async def consume(url: str, files: PemFiles) -> kvcs.CacheReport:
+    async with kvcs.connect(url, ca=files.ca) as session:
+        async with kvcs.Subscriber(session).open(toy_prefix(), deadline=SAFETY) as cache:
+            assert all([same(layer, toy_publication()) async for layer in cache])
+            return cache.report
+
+
+@asynccontextmanager
+async def producing(url: str, files: PemFiles) -> AsyncIterator[None]:
+    async with kvcs.connect(url, ca=files.ca) as session:
+        async with kvcs.Publisher(session).publish(toy_prefix()) as publication:
+            segment = await publication.segment()
+            await put(segment, toy_publication())
+            segment.finish()
+            yield
+
+
+def test_upstreams_are_checked(files: PemFiles) -> None:
+    with pytest.raises(UsageError, match="moqt"):
+        RelaySettings(cert=files.cert, key=files.key, upstreams=("https://relay.example",))
+    with pytest.raises(UsageError, match="upstreams"):
+        RelaySettings(cert=files.cert, key=files.key, upstreams=("moqt://relay.example",) * 17)
+
+
+async def test_a_cache_crosses_three_relays_once(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    async with AsyncExitStack() as stack:
+        relays = [await stack.enter_async_context(relaying(files))]
+        for _ in range(2):
+            upstream = relays[-1].url
+            relays.append(await stack.enter_async_context(relaying(files, upstream)))
+        await stack.enter_async_context(producing(relays[0].url, files))
+        reports = await asyncio.gather(*(consume(relays[-1].url, files) for _ in range(3)))
+        assert all(report.duplicates == 0 for report in reports)
+        counts = {relay.stats.objects_in for relay in relays}
+        assert relays[2].stats.upstream_subscriptions == relays[0].stats.upstream_subscriptions
+        assert max(counts) - min(counts) <= 8, counts  # versions of the manifest
+
+
+async def test_a_relay_starts_before_its_upstream(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    async with relaying(files) as first:
+        port = first.port
+    async with relaying(files, f"moqt://127.0.0.1:{port}") as lower:
+        waiting = asyncio.create_task(consume(lower.url, files))
+        async with relaying(files, port=port) as upper, producing(upper.url, files):
+            await waiting
+
+
+async def test_a_publisher_that_listens_is_an_upstream(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    async with kvcs.serve("127.0.0.1", 0, cert=files.cert, key=files.key) as server:
+        async with kvcs.Publisher(server).publish(toy_prefix()) as publication:
+            segment = await publication.segment()
+            await put(segment, toy_publication())
+            segment.finish()
+            async with relaying(files, server.url) as relay:
+                await consume(relay.url, files)
+
+
+async def test_two_relays_are_each_others_upstream(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    async with relaying(files) as first:
+        port = first.port
+    async with relaying(files, f"moqt://127.0.0.1:{port}") as one:
+        async with relaying(files, one.url, port=port) as two:
+            async with producing(one.url, files):
+                await asyncio.gather(*(consume(relay.url, files) for relay in (one, two)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -122,7 +123,8 @@ def register(app: typer.Typer) -> None:
         check_untrusted(untrusted_relays, protect_key_file)
         protect = read_protection(protect_key_file, output)
         told = Lines(lines)
-        settings = PublisherSettings(retention=retention)
+        # Served until interrupted, or as long as --retain says; relays keep it as long as this says.
+        settings = PublisherSettings(retention=retention, lifetime=inf)
         peers = [
             Peer(
                 url,

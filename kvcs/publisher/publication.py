@@ -32,6 +32,9 @@ _log = get_logger("kvcs.publisher")
 MAX_REASON = 200
 """Characters of the reason of an abort that go on the wire."""
 
+MAX_LIFETIME = 1e8
+"""Seconds, some three years; a longer life is not counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublicationProgress:
@@ -64,6 +67,7 @@ class Publication:
         memory: LayerMemory,
         *,
         retention: float,
+        lifetime: float,
         cadence: ManifestCadence,
         max_manifest_octets: int,
         max_data_octets: int,
@@ -81,6 +85,10 @@ class Publication:
         """The five Track Namespace Fields."""
         self.aborted: str | None = None
         """Why it was aborted, if it was."""
+        self.on_retired: Callable[[], None] | None = None
+        """Told once it has ended by itself: its time was over, or its room was needed."""
+        self._lifetime = lifetime
+        self._expiry: asyncio.TimerHandle | None = None
         self._origins = origins
         self._memory = memory
         self._max_data_octets = max_data_octets
@@ -327,12 +335,18 @@ class Publication:
         except TimeoutError:
             _log.warning("drain_ended", publication=self.publication_id.hex(), seconds=drain)
 
-    def retire(self) -> None:
-        """End and free a complete publication to make room for another."""
-        _log.info("publication_retired", publication=self.publication_id.hex())
+    def retire(self, reason: str = "retired to make room") -> None:
+        """End and free a complete publication: to make room for another, or after its time.
+
+        Args:
+            reason: goes to subscribers.
+        """
+        _log.info("publication_retired", publication=self.publication_id.hex(), reason=reason)
         metrics.publications.add(state="retired")
-        self._end(PublishDoneCode.EXPIRED, "retired to make room")
+        self._end(PublishDoneCode.EXPIRED, reason)
         self.release()
+        if self.on_retired is not None:
+            self.on_retired()
 
     def release(self) -> None:
         """Serve it no longer and give its memory back."""
@@ -422,6 +436,7 @@ class Publication:
         listed, completed = segment.layers_in_manifest, segment.layers_put
         if segment.complete:
             self._publish_manifest(done)
+            self._live_on()
         elif self._manifest.due(completed=completed, listed=listed, now=self.now):
             self._publish_manifest()
 
@@ -464,6 +479,16 @@ class Publication:
             return exc
         return None
 
+    def _live_on(self) -> None:
+        """Count its time from now on if it is complete, else not."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if self.complete and not self._closed and self._lifetime <= MAX_LIFETIME:
+            self._expiry = self._loop.call_later(
+                self._lifetime, self.retire, "its retention has passed"
+            )
+
     def _add_segment(self, blocks: int) -> Segment:
         segment = Segment(self, len(self._segments), self._writer.blocks, blocks)
         self._writer.add_segment(
@@ -482,6 +507,7 @@ class Publication:
                 for origin in self._origins:
                     origin.add_track(track)
         self._publish_manifest()
+        self._live_on()
         return segment
 
     def _publish_manifest(self, done: Callable[[], None] = lambda: None) -> None:
@@ -494,6 +520,7 @@ class Publication:
         if self._closed:
             return
         self._closed = True
+        self._live_on()
         self._manifest.stop()
         for track in self._tracks:
             track.end(status, reason, abandoned=abandoned)

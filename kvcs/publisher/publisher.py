@@ -45,7 +45,12 @@ class PublisherSettings:
     """Folder for copies beyond `store_octets`; without one `put` raises `StoreFull`."""
 
     retention: float = 3600.0
-    """MAX_CACHE_DURATION, seconds: how long relays may keep the Objects."""
+    """MAX_CACHE_DURATION, seconds: how long relays may keep the Objects. After that time a complete
+    publication is withdrawn and its memory is given back."""
+
+    lifetime: float | None = None
+    """Seconds that a complete publication is served, where that is another time than `retention`;
+    infinity leaves it to its context."""
 
     cadence: ManifestCadence = field(default_factory=ManifestCadence)
     """When the next manifest version is made."""
@@ -73,6 +78,8 @@ class PublisherSettings:
             raise UsageError(f"store_octets must be at least 1, not {self.store_octets}")
         if not self.retention > 0:
             raise UsageError(f"retention must be more than 0 s, not {self.retention}")
+        if self.lifetime is not None and not self.lifetime > 0:
+            raise UsageError(f"lifetime must be more than 0 s, not {self.lifetime}")
         if not self.answer > 0:
             raise UsageError(f"answer must be more than 0 s, not {self.answer}")
         if not self.drain >= 0:
@@ -101,6 +108,7 @@ class Publisher:
         self.settings = PublisherSettings() if settings is None else settings
         self._sessions = tuple(dict.fromkeys(sessions))
         self._publications: list[Publication] = []
+        self._kept: list[Publication] = []
         self._memory = LayerMemory(
             StoreBudget(self.settings.store_octets, self._make_room), self.settings.spill
         )
@@ -124,6 +132,8 @@ class Publisher:
         deterministic: bool = False,
         sign: SigningKey | None = None,
         protect: ProtectionRing | ProtectionKey | None = None,
+        retention: float | None = None,
+        keep: bool = False,
     ) -> AsyncIterator[Publication]:
         """Announce a publication of ``prefix``; leaving the context ends it.
 
@@ -146,6 +156,10 @@ class Publisher:
                 sealed end to end under the newest key that may seal, the same from the first to the
                 last; relays store and pass on what they cannot read. `PublisherSettings` counts
                 sealed octets.
+            retention: seconds, in place of `PublisherSettings.retention`.
+            keep: leave a complete publication served behind the context, until its retention has
+                passed, the budget needs its room or `close` is called. The engine's buffers are its
+                own again all the same.
 
         Yields:
             The `Publication`; its `segment()` takes the layers.
@@ -158,6 +172,11 @@ class Publisher:
                 keys are for another scope, or none of them may seal; or there are none, and a
                 session's relays are not trusted.
         """
+        if retention is None:
+            retention = self.settings.retention
+        elif not retention > 0:
+            raise UsageError(f"retention must be more than 0 s, not {retention}")
+        lifetime = self.settings.lifetime
         if isinstance(protect, ProtectionRing):
             protect.check_scope(prefix.scope_id)
             protect = protect.current
@@ -167,7 +186,8 @@ class Publisher:
             prefix,
             [session.origin for session in self._sessions],
             self._memory,
-            retention=self.settings.retention,
+            retention=retention,
+            lifetime=retention if lifetime is None else lifetime,
             cadence=self.settings.cadence if sign is None else self.settings.signed_cadence,
             max_manifest_octets=self.settings.max_manifest_octets,
             max_data_octets=self.settings.max_data_octets,
@@ -185,7 +205,11 @@ class Publisher:
             waits = [isinstance(session, Connection) for session in self._sessions]
             await publication.announce(waits, self.settings.answer)
             yield publication
-            await publication.close(self.settings.drain)
+            if keep and publication.is_open:
+                await publication.finish()
+                self._keep(publication)
+            else:
+                await publication.close(self.settings.drain)
         except BaseException as exc:
             if publication.complete:
                 # What failed lies outside of it, a service that is shut down for example; an abort
@@ -196,8 +220,28 @@ class Publisher:
             await self._flush()
             raise
         finally:
-            publication.release()
+            if publication not in self._kept:
+                publication.release()
+                self._publications.remove(publication)
+
+    async def close(self) -> None:
+        """End the publications that are kept behind their contexts, as those end that are left."""
+        kept, self._kept = self._kept, []
+        try:
+            await asyncio.gather(*(each.close(self.settings.drain) for each in kept))
+        finally:
+            for publication in kept:
+                publication.on_retired = None
+                publication.release()
+                self._publications.remove(publication)
+
+    def _keep(self, publication: Publication) -> None:
+        def retired() -> None:
+            self._kept.remove(publication)
             self._publications.remove(publication)
+
+        self._kept.append(publication)
+        publication.on_retired = retired
 
     def _check_trusted(self) -> None:
         """Check that what is published unprotected may be read where it goes.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcs.moqt.errors import MalformedTrack
 from kvcs.moqt.objects import ObjectHeader
-from kvcs.moqt.stored import DuplicateObject, Group, StoredObject, Subgroup, arriving
+from kvcs.moqt.stored import DuplicateObject, Group, StoredObject, Subgroup, arriving, second_copy
 from kvcs.moqt.streams import SubgroupHeader
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class LiveStream:
         location = header.location
         stored = track.get(location)
         if stored is not None:
-            writer: StoredObject | DuplicateObject = track._duplicate(stored, header)
+            writer: StoredObject | DuplicateObject = second_copy(
+                stored, header, track.default_priority
+            )
         else:
             group = track.groups.get(location.group)
             if group is not None and group.final is not None and location.object > group.final:
@@ -49,7 +51,7 @@ class LiveStream:
             if track.final is not None and location > track.final:
                 raise MalformedTrack(f"{location} lies beyond the end of its Track, {track.final}")
             writer = stored = arriving(header, now)
-            track._insert(stored)
+            track._insert((stored,))
         subgroup = track._subgroup(header)
         self._join(subgroup)
         if not stored.live:
@@ -59,7 +61,7 @@ class LiveStream:
                 last is self._last or last.header.object_id + 1 == header.object_id
             )
             track._learn_status(header)
-            track._append_live(subgroup, stored)
+            track._append_live(subgroup, (stored,))
         self._last, self._current = stored, writer
         return writer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcs.errors import UsageError
@@ -12,13 +13,39 @@ if TYPE_CHECKING:
     from kvcs.moqt.store import Track
 
 
-def check_publishable(track: Track, header: ObjectHeader) -> None:
-    """Hold an Object against what was published before it.
+def check_publishable(track: Track, headers: Sequence[ObjectHeader]) -> None:
+    """Hold an Object, or several of one Subgroup, against what was published before.
 
     Raises:
-        UsageError: its Location was used, its Group or Track has ended, it is out of the order of
-            its Subgroup, or it differs from its Subgroup in priority.
+        UsageError: a Location was used, its Group or Track has ended, it is out of the order of
+            its Subgroup, or it differs from its Subgroup in priority; or several do not follow
+            each other.
     """
+    _check(track, headers[0])
+    if len(headers) == 1:
+        return
+    _check_run(headers)
+    first, last = headers[0].location, headers[-1].location
+    group = track.groups.get(first.group)
+    if (track.largest is None or track.largest < first) and (group is None or group.final is None):
+        if track.final is None or last <= track.final:
+            return  # nothing was ever published there or behind
+    for header in headers[1:]:
+        _check(track, header)
+
+
+def _check_run(headers: Sequence[ObjectHeader]) -> None:
+    first = headers[0]
+    like = (first.group_id, first.subgroup_id, first.publisher_priority, ObjectStatus.NORMAL)
+    for object_id, header in enumerate(headers, first.object_id):
+        its = (header.group_id, header.subgroup_id, header.publisher_priority, header.status)
+        if its != like or header.object_id != object_id:
+            raise UsageError(f"{header.location} does not follow the Objects from {first.location}")
+        if header.properties and not first.properties:
+            raise UsageError(f"{header.location} has Properties, {first.location} has none")
+
+
+def _check(track: Track, header: ObjectHeader) -> None:
     location = header.location
     if track.get(location) is not None or _was_evicted(track, header):
         raise UsageError(f"{track.name} already has an Object at {location}; Objects never change")

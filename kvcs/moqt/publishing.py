@@ -215,19 +215,24 @@ class SubscriptionDelivery:
 
     # TrackListener
 
-    def object_added(self, subgroup: Subgroup) -> None:
-        """An Object was published or began to arrive."""
+    def object_added(self, subgroup: Subgroup, count: int = 1) -> None:
+        """Objects were published or began to arrive."""
         if not self.forward or self.ended:
             return
-        stored = subgroup.objects[-1]
-        if stored.header.subgroup_id is None:
-            self._send_datagram(subgroup, stored)
+        objects = subgroup.objects
+        first = len(objects) - count
+        if objects[first].header.subgroup_id is None:
+            for stored in objects[first:]:
+                self._send_datagram(subgroup, stored)
             return
         sender = self._senders.get(subgroup)
         if sender is None:
-            if stored.header.location not in self._span:
+            for index in range(first, len(objects)):
+                if objects[index].header.location in self._span:
+                    sender = self._open(subgroup, index)
+                    break
+            else:
                 return
-            sender = self._open(subgroup, len(subgroup.objects) - 1)
         if not sender.closed:
             self.host.schedule(sender)
 

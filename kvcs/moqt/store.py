@@ -11,10 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from kvcs.errors import StoreFull
-from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, StreamCode
+from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.intervals import FIRST, LAST, LocationSet
 from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import MAX_VI64, FullTrackName, Location
@@ -28,8 +27,10 @@ from kvcs.moqt.stored import (
     StoreBudget,
     StoredObject,
     Subgroup,
+    TrackListener,
     Watcher,
     arriving,
+    second_copy,
 )
 from kvcs.moqt.streams import SubgroupHeader
 
@@ -38,22 +39,6 @@ MAX_KNOWN_RANGES = 65536
 
 DEFAULT_PRIORITY = 128
 """Publisher Priority where neither the stream nor the Track names one (§5.1)."""
-
-
-class TrackListener(Protocol):
-    """A subscription that follows a Track."""
-
-    def object_added(self, subgroup: Subgroup) -> None:
-        """``subgroup.objects[-1]`` was published or began to arrive."""
-
-    def subgroup_ended(self, subgroup: Subgroup) -> None:
-        """The Subgroup got its FIN or was reset."""
-
-    def group_evicted(self, group: Group) -> None:
-        """The Group left the store; a reader that still needs it is too far behind."""
-
-    def track_ended(self) -> None:
-        """``track.ended`` was set: no more Objects come."""
 
 
 class Track:
@@ -196,18 +181,45 @@ class Track:
                 never changes (MOQT §2.1, KVCS "Publisher Behavior").
             StoreFull: the budget has no room.
         """
-        check_publishable(self, header)
-        stored = StoredObject(header, parts, header.payload_length, now, octets)
-        stored.continues = True
-        stored.live = True
-        self._insert(stored)
+        self.publish_run(((header, parts),), now, end_of_group=end_of_group, octets=octets)
+
+    def publish_run(
+        self,
+        objects: Sequence[tuple[ObjectHeader, tuple[memoryview, ...]]],
+        now: float,
+        *,
+        end_of_group: bool = False,
+        octets: int | None = None,
+    ) -> None:
+        """Publish whole Objects of one Subgroup whose IDs follow each other; as `publish`.
+
+        All of them are published, or none.
+
+        Args:
+            objects: header and parts of each; but for one alone, they are NORMAL.
+            now: as for `publish`.
+            end_of_group: as for `publish`.
+            octets: of each; as for `publish`.
+
+        Raises:
+            UsageError: as for `publish`, or they do not belong together.
+            StoreFull: the budget has no room.
+        """
+        check_publishable(self, [header for header, _ in objects])
+        run: list[StoredObject] = []
+        for header, parts in objects:
+            stored = StoredObject(header, parts, header.payload_length, now, octets)
+            stored.continues = stored.live = True
+            run.append(stored)
+        self._insert(run)
+        header = run[-1].header
         subgroup = self._subgroup(header)
         if not subgroup.objects:
             subgroup.from_start = True
             subgroup.has_properties = bool(header.properties)
         subgroup.end_of_group = subgroup.end_of_group or end_of_group
         self._learn_status(header)
-        self._append_live(subgroup, stored)
+        self._append_live(subgroup, run)
 
     def finish_subgroup(self, group_id: int, subgroup_id: int) -> None:
         """Say that a Subgroup has its last Object: its streams end with FIN.
@@ -233,9 +245,9 @@ class Track:
         """
         stored = self.get(header.location)
         if stored is not None:
-            return self._duplicate(stored, header)
+            return second_copy(stored, header, self.default_priority)
         fresh = arriving(header, now)
-        self._insert(fresh)
+        self._insert((fresh,))
         return fresh
 
     def take_datagram(self, header: ObjectHeader, payload: bytes, now: float) -> None:
@@ -247,14 +259,14 @@ class Track:
         """
         have = self.get(header.location)
         if have is not None:
-            self._duplicate(have, header).write(memoryview(payload))
+            second_copy(have, header, self.default_priority).write(memoryview(payload))
             return
         parts = (memoryview(payload),) if payload else ()
         stored = StoredObject(header, parts, len(payload), now)
-        self._insert(stored)
+        self._insert((stored,))
         subgroup = self._subgroup(header)
         self._learn_status(header)
-        self._append_live(subgroup, stored)
+        self._append_live(subgroup, (stored,))
 
     def abandon(self, writer: StoredObject | DuplicateObject) -> None:
         """A stream ended inside an Object: drop it, unless another stream brings it too."""
@@ -406,25 +418,27 @@ class Track:
         self.octets -= octets
         self.budget.release(octets)
 
-    def _insert(self, stored: StoredObject) -> None:
-        self.budget.reserve(stored.octets)
-        location = stored.header.location
-        group = self.groups.get(location.group)
+    def _insert(self, run: Sequence[StoredObject]) -> None:
+        """Take in one Object, or several of one Group whose IDs follow each other."""
+        octets = sum([stored.octets for stored in run])
+        self.budget.reserve(octets)
+        first, last = run[0].header.location, run[-1].header.location
+        group = self.groups.get(first.group)
         if group is None:
-            group = self.groups[location.group] = Group(location.group)
-            insort(self._group_ids, location.group)
-        group.objects[location.object] = stored
-        if not group.object_ids or location.object > group.object_ids[-1]:
-            group.object_ids.append(location.object)
-        else:
-            insort(group.object_ids, location.object)
-        group.octets += stored.octets
-        self.octets += stored.octets
+            group = self.groups[first.group] = Group(first.group)
+            insort(self._group_ids, first.group)
+        for object_id, stored in enumerate(run, first.object):
+            group.objects[object_id] = stored
+            if not stored.complete:
+                stored.grow = partial(self._grow, group, stored)
+        ids = group.object_ids
+        index = len(ids) if not ids or first.object > ids[-1] else bisect_left(ids, first.object)
+        ids[index:index] = range(first.object, last.object + 1)
+        group.octets += octets
+        self.octets += octets
         group.used = self.budget.tick()
-        if location not in self.known:
-            self.known.add(location, location)
-        if not stored.complete:
-            stored.grow = partial(self._grow, group, stored)
+        if len(run) > 1 or last not in self.known:
+            self.known.add(first, last)
 
     def _grow(self, group: Group, stored: StoredObject, octets: int) -> None:
         """Count more of an Object that is arriving; `StoreFull` where it does not fit."""
@@ -459,12 +473,13 @@ class Track:
         self.known.remove(location, location)
         return group
 
-    def _append_live(self, subgroup: Subgroup, stored: StoredObject) -> None:
-        stored.live = True
-        subgroup.objects.append(stored)
-        self.note_largest(stored.header.location)
+    def _append_live(self, subgroup: Subgroup, run: Sequence[StoredObject]) -> None:
+        for stored in run:
+            stored.live = True
+        subgroup.objects += run
+        self.note_largest(run[-1].header.location)
         for listener in list(self.listeners):
-            listener.object_added(subgroup)
+            listener.object_added(subgroup, len(run))
         self.wake()
 
     def _finish(self, subgroup: Subgroup, final: int | None) -> None:
@@ -481,18 +496,3 @@ class Track:
         elif header.status is ObjectStatus.END_OF_TRACK:
             self.final = header.location
             self.learn(header.location, LAST)
-
-    def _duplicate(self, stored: StoredObject, header: ObjectHeader) -> DuplicateObject:
-        have = stored.header
-        if (have.payload_length, have.status, have.subgroup_id, self._priority(have)) != (
-            header.payload_length,
-            header.status,
-            header.subgroup_id,
-            self._priority(header),
-        ):
-            raise MalformedTrack(f"two Objects with different fields at {header.location}")
-        return DuplicateObject(stored)
-
-    def _priority(self, header: ObjectHeader) -> int:
-        priority = header.publisher_priority
-        return self.default_priority if priority is None else priority

@@ -312,6 +312,22 @@ class Group:
         """Fetches that brought it and whose readers have not passed it; it is evicted last."""
 
 
+class TrackListener(Protocol):
+    """A subscription that follows a Track."""
+
+    def object_added(self, subgroup: Subgroup, count: int = 1) -> None:
+        """The last ``count`` of ``subgroup.objects`` were published or began to arrive."""
+
+    def subgroup_ended(self, subgroup: Subgroup) -> None:
+        """The Subgroup got its FIN or was reset."""
+
+    def group_evicted(self, group: Group) -> None:
+        """The Group left the store; a reader that still needs it is too far behind."""
+
+    def track_ended(self) -> None:
+        """``track.ended`` was set: no more Objects come."""
+
+
 class DuplicateObject:
     """Compares an Object that came again with the stored one (§12.1, condition 6).
 
@@ -349,3 +365,29 @@ def arriving(header: ObjectHeader, now: float) -> StoredObject:
     first = min(header.payload_length, FIRST_PART_OCTETS)
     octets = first + len(header.properties) + OBJECT_BOOKKEEPING_OCTETS
     return StoredObject(header, (), 0, now, octets)
+
+
+def second_copy(
+    stored: StoredObject, header: ObjectHeader, default_priority: int
+) -> DuplicateObject:
+    """Takes a second copy of a stored Object.
+
+    Args:
+        stored: the Object that is there.
+        header: the copy's.
+        default_priority: of the Track, where a header names none.
+
+    Raises:
+        MalformedTrack: their fields differ.
+    """
+    have = stored.header
+    priorities = [
+        default_priority if each is None else each
+        for each in (have.publisher_priority, header.publisher_priority)
+    ]
+    if priorities[0] != priorities[1] or (
+        (have.payload_length, have.status, have.subgroup_id)
+        != (header.payload_length, header.status, header.subgroup_id)
+    ):
+        raise MalformedTrack(f"two Objects with different fields at {header.location}")
+    return DuplicateObject(stored)

@@ -274,16 +274,20 @@ class Segment:
         properties = b"" if self._sealer is None else self._sealer.properties
         for name, blocks in zip(self.track_names, payloads, strict=True):
             track = self._tracks[name.component]
-            metrics.published(
-                name.component.value, name.codec, len(blocks), sum(each[1] for each in blocks)
-            )
-            for block, (parts, octets, _) in enumerate(blocks):
-                header = ObjectHeader(
-                    layer, block, 0, priority, ObjectStatus.NORMAL, properties, octets
+            payload_octets = sum(each[1] for each in blocks)
+            metrics.published(name.component.value, name.codec, len(blocks), payload_octets)
+            run = [
+                (
+                    ObjectHeader(
+                        layer, block, 0, priority, ObjectStatus.NORMAL, properties, octets
+                    ),
+                    parts,
                 )
-                track.publish(header, parts, now, end_of_group=True, octets=0)
-                self.objects += 1
-                self.octets += octets
+                for block, (parts, octets, _) in enumerate(blocks)
+            ]
+            track.publish_run(run, now, end_of_group=True, octets=0)
+            self.objects += len(blocks)
+            self.octets += payload_octets
             self._status(track, layer, self.blocks, priority, ObjectStatus.END_OF_GROUP)
             publication.writer.add_group(name, [block.digest for block in blocks])
         self.layers_put = layer + 1

@@ -160,8 +160,8 @@ def test_what_a_fetch_brought_first_is_still_told_live() -> None:
     told: list[Location] = []
 
     class Follower:
-        def object_added(self, subgroup: Subgroup) -> None:
-            told.append(subgroup.objects[-1].header.location)
+        def object_added(self, subgroup: Subgroup, count: int = 1) -> None:
+            told.extend(stored.header.location for stored in subgroup.objects[-count:])
 
         def subgroup_ended(self, subgroup: Subgroup) -> None:
             told.append(Location(subgroup.group_id, 999))

@@ -8,6 +8,7 @@ from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages as m
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode, StreamCode
 from kvcs.moqt.events import (
+    DatagramReceived,
     DataStreamOpened,
     ObjectStarted,
     RequestAccepted,
@@ -239,6 +240,28 @@ def test_a_narrowed_range_is_kept_at_once() -> None:
     pair.run()
     assert locations(pair.client.events) == [(0, 0), (0, 1)]
     assert ends(pair) == [StreamCode.CANCELLED]
+
+
+@pytest.mark.parametrize(("first", "sent"), [(0, [0, 1, 2]), (2, [2]), (3, [])])
+def test_of_a_run_what_lies_in_the_range_is_sent(first: int, sent: list[int]) -> None:
+    pair, source = SessionPair(), track()
+    serve(pair, source)
+    wanted = Parameters.of(location_filter=LocationFilter.absolute_range(4, first, 4, 9))
+    pair.client.core.requester.subscribe(NAME, wanted)
+    pair.run()
+    run = [(ObjectHeader(4, object_id, 0, 0), ()) for object_id in range(3)]
+    source.publish_run(run, 0.0)
+    source.finish_subgroup(4, 0)
+    pair.run()
+    assert locations(pair.client.events) == [(4, object_id) for object_id in sent]
+
+
+def test_datagrams_of_a_run_are_sent_one_by_one() -> None:
+    pair, source, _ = served()
+    source.publish_run([(ObjectHeader(0, object_id, None, 0), ()) for object_id in (0, 1)], 0.0)
+    pair.run()
+    came = [event.datagram.location for event in pair.client.of(DatagramReceived)]
+    assert came == [(0, 0), (0, 1)]
 
 
 def test_new_filters_reach_an_open_stream() -> None:

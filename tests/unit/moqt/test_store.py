@@ -32,8 +32,8 @@ class Follower:
         self.heard: list[object] = []
         target.listeners.append(self)
 
-    def object_added(self, subgroup: Subgroup) -> None:
-        self.heard.append(subgroup.objects[-1].header.location)
+    def object_added(self, subgroup: Subgroup, count: int = 1) -> None:
+        self.heard += [stored.header.location for stored in subgroup.objects[-count:]]
 
     def subgroup_ended(self, subgroup: Subgroup) -> None:
         how = "fin" if subgroup.reset_code is None else subgroup.reset_code

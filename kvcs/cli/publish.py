@@ -123,7 +123,7 @@ def register(app: typer.Typer) -> None:
         check_untrusted(untrusted_relays, protect_key_file)
         protect = read_protection(protect_key_file, output)
         told = Lines(lines)
-        # Served until interrupted, or as long as --retain says; relays keep it as long as this says.
+        # It is served until interrupted, or as long as --retain says.
         settings = PublisherSettings(retention=retention, lifetime=inf)
         peers = [
             Peer(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcs.errors import UsageError
-from kvcs.kv import as_host_array
+from kvcs.kv import Prefix, as_host_array
 
 if TYPE_CHECKING:
     from kvcs.publisher.publication import Publication
@@ -20,6 +20,21 @@ if TYPE_CHECKING:
 
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """K and V of some tokens of one layer."""
+
+
+def extended(ours: Prefix, longer: Prefix) -> Prefix:
+    """A prefix that continues a publication's.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    same = (longer.scope_id, longer.compat_id) == (ours.scope_id, ours.compat_id)
+    if not same or longer.block_keys[: ours.blocks] != ours.block_keys:
+        raise UsageError(
+            f"the prefix of {longer.blocks} blocks does not begin with the {ours.blocks} of the"
+            " publication"
+        )
+    return longer
 
 
 class Passes:

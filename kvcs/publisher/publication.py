@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcs.errors import ConnectionClosed, RequestError, UsageError
+from kvcs.errors import UsageError
 from kvcs.fallback.folder import save_tracks
 from kvcs.kv import ManifestCadence, ManifestWriter, Prefix, check_signing_key, holder_uri
 from kvcs.kv.protection import ProtectionKey, Sealer
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, DataTrack, PublicationNamespace
-from kvcs.moqt.errors import PublishDoneCode, RequestCode
+from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
 from kvcs.observe import get_logger, metrics
+from kvcs.publisher.announcing import announce
 from kvcs.publisher.followers import Followers
 from kvcs.publisher.manifest_track import ManifestTrack
 from kvcs.publisher.memory import LayerMemory
-from kvcs.publisher.passes import Passes
+from kvcs.publisher.passes import Passes, extended
 from kvcs.publisher.segment import Segment
 from kvcs.quic.origin import Origin
 from kvcs.trust import SigningKey
@@ -146,7 +147,7 @@ class Publication:
             ConnectionClosed: every session has ended.
         """
         self.check_open()
-        longer = self.prefix if prefix is None else self._extended(prefix)
+        longer = self.prefix if prefix is None else extended(self.prefix, prefix)
         if not self._first_taken:
             first = self._segments[0]
             if blocks is not None and blocks != first.blocks:
@@ -288,17 +289,7 @@ class Publication:
         for origin in self._origins:
             for track in self._tracks:
                 origin.add_track(track)
-        answers = await asyncio.gather(
-            *(
-                self._announce(origin, wait, seconds)
-                for origin, wait in zip(self._origins, waits, strict=True)
-            )
-        )
-        failures = [answer for answer in answers if answer is not None]
-        if len(failures) == len(answers):
-            raise next((each for each in failures if isinstance(each, RequestError)), failures[0])
-        for failure in failures:
-            _log.warning("announcement_failed", reason=str(failure))
+        await announce(self._origins, self.namespace, waits, seconds)
         metrics.publications.add(state="announced")
         _log.info(
             "publication_announced",
@@ -442,42 +433,9 @@ class Publication:
 
     # Inner workings
 
-    def _extended(self, prefix: Prefix) -> Prefix:
-        """A prefix that continues this publication's.
-
-        Raises:
-            UsageError: it is another one.
-        """
-        ours = self.prefix
-        same = (prefix.scope_id, prefix.compat_id) == (ours.scope_id, ours.compat_id)
-        if not same or prefix.block_keys[: ours.blocks] != ours.block_keys:
-            raise UsageError(
-                f"the prefix of {prefix.blocks} blocks does not begin with the {ours.blocks} of the"
-                " publication"
-            )
-        return prefix
-
     def _sealer(self, name: bytes) -> Sealer:
         assert self._protect is not None  # who asks has seen that it is protected
         return Sealer(self._protect, FullTrackName(self.namespace, name))
-
-    async def _announce(
-        self, origin: Origin, wait: bool, seconds: float
-    ) -> RequestError | ConnectionClosed | None:
-        """Announce on one origin; what came of it if it failed."""
-        if not wait:
-            origin.offer_namespace(self.namespace)
-            return None
-        try:
-            async with asyncio.timeout(seconds):
-                await origin.add_namespace(self.namespace)
-        except TimeoutError:
-            return RequestError(
-                f"no answer to the announcement within {seconds:g} s", RequestCode.TIMEOUT
-            )
-        except (RequestError, ConnectionClosed) as exc:
-            return exc
-        return None
 
     def _live_on(self) -> None:
         """Count its time from now on if it is complete, else not."""

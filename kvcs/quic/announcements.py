@@ -11,7 +11,7 @@ from kvcs.moqt import events
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.chance import new_chance
-from kvcs.quic.reconnect import retry_seconds
+from kvcs.quic.reconnect import Moves, retry_seconds
 
 if TYPE_CHECKING:
     from kvcs.quic.connection import Connection
@@ -37,6 +37,7 @@ class Announcements:
         self._chance = new_chance()
         self._requests: dict[TrackNamespace, int] = {}
         self._tasks: dict[asyncio.Task[None], TrackNamespace] = {}
+        self._moves: dict[TrackNamespace, Moves] = {}
 
     def __contains__(self, namespace: TrackNamespace) -> bool:
         """Whether a namespace is announced here, or about to be."""
@@ -88,6 +89,7 @@ class Announcements:
         for task, what in self._tasks.items():
             if what == namespace:
                 task.cancel()
+        self._moves.pop(namespace, None)
         request_id = self._requests.pop(namespace, None)
         if request_id is not None:
             self._connection.cancel(request_id)
@@ -146,6 +148,8 @@ class Announcements:
 
     async def _move(self, namespace: TrackNamespace, request_id: int, uri: str) -> None:
         """The peer wants the announcement made elsewhere, or anew: there first, then not here."""
+        moves = self._moves.setdefault(namespace, Moves())
+        await asyncio.sleep(moves.pause(asyncio.get_running_loop().time(), self._chance))
         try:
             if uri:
                 link = self._connection.link

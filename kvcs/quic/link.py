@@ -207,6 +207,9 @@ class Link:
                     f"not redirected to {uri}: {len(self._elsewhere)} other sessions are open"
                 )
             connection = await self._open_session(target, link=self, origin=None)
+            if not self.is_open:  # it was closed meanwhile
+                await connection.close()
+                raise self.error()
             self._elsewhere[key] = connection
             _log.info("redirected", uri=str(target))
             return connection

@@ -15,7 +15,7 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import TrackNamespace, is_prefix, overlaps
 from kvcs.quic.chance import new_chance
-from kvcs.quic.reconnect import retry_seconds
+from kvcs.quic.reconnect import Moves, retry_seconds
 from kvcs.quic.replies import refusal
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Namespaces:
         self._connection = connection
         self._shared: list[_Shared] = []
         self._chance = new_chance()
+        self._moves = Moves()
 
     def watch(self, prefix: TrackNamespace) -> NamespaceWatch:
         """Watch a prefix; `release` the watch when it is no longer needed."""
@@ -181,7 +182,12 @@ class Namespaces:
             return
         for namespace in list(shared.namespaces):
             self._note(shared, namespace[len(shared.prefix) :], None)
-        self._request(shared)
+        loop = asyncio.get_running_loop()
+        pause = self._moves.pause(loop.time(), self._chance)
+        if pause:
+            loop.call_later(pause, self._request, shared)
+        else:
+            self._request(shared)
 
     def _refused(self, shared: _Shared, event: events.RequestRefused) -> None:
         error = event.error

@@ -88,6 +88,33 @@ DEFAULT_RECONNECT = Reconnect()
 """What `kvcs.connect` does unless it is told otherwise."""
 
 
+class Moves:
+    """How often in a row a peer has sent one request away: a few times it is made anew at once.
+
+    Args:
+        policy: `max_hops` are free, those behind them have its pauses.
+    """
+
+    def __init__(self, policy: Reconnect = DEFAULT_RECONNECT) -> None:
+        self._policy = policy
+        self._count = 0
+        self._last = 0.0
+
+    def pause(self, now: float, chance: random.Random) -> float:
+        """Count a move at ``now``; seconds to wait before the request is made anew.
+
+        Args:
+            now: the caller's clock, seconds.
+            chance: where randomness comes from.
+        """
+        if now - self._last >= self._policy.settled:
+            self._count = 0
+        self._last = now
+        self._count += 1
+        late = self._count - self._policy.max_hops
+        return self._policy.pause(late, chance) if late > 0 else 0.0
+
+
 def retry_seconds(retry_after_ms: int, chance: random.Random) -> float:
     """A Retry Interval as seconds to wait: never shorter, up to half as long again (§9.4).
 

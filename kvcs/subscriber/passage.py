@@ -19,7 +19,7 @@ from kvcs.moqt.names import FullTrackName
 from kvcs.observe import get_logger
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
-from kvcs.quic.reconnect import retry_seconds
+from kvcs.quic.reconnect import Moves, retry_seconds
 from kvcs.subscriber.leg import Beside, Leg, Traveller
 from kvcs.subscriber.manifests import RENDEZVOUS_SECONDS, ManifestFollower
 from kvcs.subscriber.receiver import TrackReceiver
@@ -76,6 +76,7 @@ class Passage:
         self._stirred = asyncio.Event()
         self._closed = False
         self._chance = new_chance()
+        self._sent_away = Moves()
         self.leg = Leg(self, follower.connection, follower)
         """The current one; over, where `lost`."""
 
@@ -146,7 +147,8 @@ class Passage:
             return
         self.leg.must_leave = True
         self.traveller.between()
-        self._move(uri)
+        now = asyncio.get_running_loop().time()
+        self._move(uri, self._sent_away.pause(now, self._chance))
 
     def may_follow(self, redirect: Redirected, track_name: bytes) -> bool:
         """Whether a redirect keeps to the publication: another has other Objects."""
@@ -186,13 +188,14 @@ class Passage:
 
     # Inner workings
 
-    def _move(self, uri: str) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._go_on(uri))
+    def _move(self, uri: str, pause: float = 0.0) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._go_on(uri, pause))
 
-    async def _go_on(self, uri: str) -> None:
-        """Find a session that serves the retrieval, and go on over it."""
+    async def _go_on(self, uri: str, pause: float) -> None:
+        """Find a session that serves the retrieval, after a pause, and go on over it."""
         tries = hops = 0
         try:
+            await asyncio.sleep(pause)
             while True:
                 self._stirred.clear()
                 error: KvcsError | None

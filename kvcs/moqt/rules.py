@@ -20,7 +20,7 @@ MAX_RULE_ENTRIES = 262_144
 first are forgotten first, and of a Group the runs that lie lowest."""
 
 MAX_GROUP_GAPS = 1024
-"""Runs of Groups of one Track that are remembered not to exist; the lowest are forgotten."""
+"""Runs of Groups of one Track that are remembered not to exist; the lower half is forgotten."""
 
 _NORMAL = ObjectStatus.NORMAL
 
@@ -250,7 +250,8 @@ class TrackRules:
         gaps = self._group_gaps
         gaps.add(Location(first, 0), Location(group_id - 1, MAX_VI64))
         if len(gaps) > MAX_GROUP_GAPS:
-            gaps.remove(*gaps.ranges()[0])
+            runs = gaps.ranges()  # many at a time: each look at them costs as much as there are
+            gaps.remove(runs[0][0], runs[len(runs) // 2][1])
 
     def _take_object_gap(self, location: Location, group: _Group, gap: int) -> None:
         """``gap`` Objects right before this one do not exist."""

@@ -180,9 +180,13 @@ async def test_garbage_leaves_no_state(files: PemFiles) -> None:
         spoiled = flight[:40] + bytes(len(flight) - 40)
         for data in (b"", b"\x40", b"\xc0", bytes(1200), flight[:1000], spoiled):
             stranger.send(data)
-        stranger.send(flight[:1] + b"\x0a\x0a\x0a\x0a" + flight[5:])  # a version of nobody
+        unknown = flight[:1] + b"\x0a\x0a\x0a\x0a" + flight[5:]  # a version of nobody
+        for data in (unknown[:7] + bytes(2), unknown[:1199], unknown):
+            stranger.send(data)
         answer = await asyncio.get_running_loop().sock_recv(stranger, 65_535)
         assert answer[1:5] == bytes(4), "version negotiation"
+        with pytest.raises(BlockingIOError):
+            stranger.recv(65_535)  # to the whole first flight alone
         assert server.listener.connections == 0
     client = await connect(server)
     await end(server, client)

@@ -233,7 +233,9 @@ class AioquicListener:
         except ValueError:
             return None
         if header.version not in self._configuration.supported_versions:
-            if header.packet_type is not QuicPacketType.VERSION_NEGOTIATION:
+            # Less than a first flight is no try to connect: an answer may be larger (§5.2.2).
+            large = len(data) >= SMALLEST_DATAGRAM
+            if large and header.packet_type is not QuicPacketType.VERSION_NEGOTIATION:
                 self._send(
                     encode_quic_version_negotiation(
                         source_cid=header.destination_cid,

@@ -1,13 +1,14 @@
-"""`kvcs demo`: relay, producer and consumer as three processes on loopback."""
+"""`kvcs demo`: relays, producer and consumer as processes on loopback."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import string
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,6 +69,10 @@ def register(app: typer.Typer) -> None:
                 help="Time between layers of the producer.",
             ),
         ] = 0.03,
+        chain: Annotated[
+            bool,
+            typer.Option("--chain", help="Through two relays: B asks A, the producer is at A."),
+        ] = False,
     ) -> None:
         """Stream a KV cache through a relay and compare both ends.
 
@@ -79,7 +84,9 @@ def register(app: typer.Typer) -> None:
             seconds = RUN_SECONDS + pace * cache.descriptor.layers
             try:
                 async with asyncio.timeout(seconds):
-                    result = await _exchange(output, cache, Path(folder), pace, timeline)
+                    result = await _exchange(
+                        output, cache, Path(folder), pace, timeline, relays=2 if chain else 1
+                    )
             except TimeoutError:
                 raise ChildFailed(f"the cache was not there within {seconds:g} s") from None
             _show(output, cache, timeline, result)
@@ -114,9 +121,18 @@ def _cache(output: Output, file: Path | None, folder: Path) -> KvFile:
 
 
 async def _exchange(
-    output: Output, cache: KvFile, folder: Path, pace: float, timeline: Timeline
+    output: Output,
+    cache: KvFile,
+    folder: Path,
+    pace: float,
+    timeline: Timeline,
+    *,
+    relays: int = 1,
 ) -> dict[str, Any]:
-    """Run the three processes until the consumer has told its result."""
+    """Run relays, producer and consumer until the consumer has told its result.
+
+    The producer is at the first relay, the consumer at the last; each asks the one before it.
+    """
     certificates = folder / "certs"
     make_certificates(certificates, ("localhost", "127.0.0.1"))
     scope_key = folder / "scope.key"
@@ -127,19 +143,28 @@ async def _exchange(
         f" {descriptor.block_tokens} tokens, from {cache.path.name}"
     )
     keys = ("--cert", str(certificates / "cert.pem"), "--key", str(certificates / "key.pem"))
-    relay_options = ("--bind", "127.0.0.1:0", *keys, "--allow-anyone", "--lines")
-    async with run_child("relay", *relay_options) as relay:
-        url = (await relay.event("listening"))["url"]
-        output.note(f"relay at {url}")
-        there = ("--relay", url, "--ca", str(certificates / "ca.pem"))
-        common = (*there, "--scope-key-file", str(scope_key), "--lines")
+    authority = ("--ca", str(certificates / "ca.pem"))
+    common = (*authority, "--scope-key-file", str(scope_key), "--lines")
+    async with AsyncExitStack() as stack:
+        urls: list[str] = []
+        for name in string.ascii_uppercase[:relays]:
+            upstream = ("--upstream", urls[-1], *authority) if urls else ()
+            options = ("--bind", "127.0.0.1:0", *keys, "--allow-anyone", "--lines", *upstream)
+            relay = await stack.enter_async_context(run_child("relay", *options))
+            urls.append((await relay.event("listening"))["url"])
+            behind = f", whose upstream is {urls[-2]}" if upstream else ""
+            named = f"relay {name}" if relays > 1 else "relay"
+            output.note(f"{named} at {urls[-1]}{behind}")
+        at_first, at_last = ("--relay", urls[0]), ("--relay", urls[-1])
         source = str(cache.path)
         target = ("--out", str(folder / "received.safetensors"), "--compare", source)
         # The exchange as a whole is bounded; the consumer waits as long as it takes.
         patience = ("--deadline", str(2 * RUN_SECONDS + pace * descriptor.layers))
         async with (
-            run_child("subscribe", *common, "--like", source, *target, *patience) as consumer,
-            run_child("publish", source, *common, "--pace", str(pace)) as producer,
+            run_child(
+                "subscribe", *at_last, *common, "--like", source, *target, *patience
+            ) as consumer,
+            run_child("publish", source, *at_first, *common, "--pace", str(pace)) as producer,
             asyncio.TaskGroup() as tasks,
         ):
             with _bars(output, descriptor.layers, timeline):

@@ -37,6 +37,19 @@ def test_the_demo_shows_that_both_ends_have_the_same_cache(place: Place) -> None
     assert "\x1b" not in ran.out + ran.err
 
 
+def test_the_demo_through_two_relays(place: Place, run: Run) -> None:
+    ran = run("demo", "--chain", "--file", place.cache, "--pace", "0.01", "--json")
+    assert ran.code == 0, ran.err
+    document = ran.json()
+    assert document["equal"] is True
+    assert (document["layers"], document["objects"]) == (LAYERS, 2 * 4 * LAYERS)
+    assert document["duplicates"] == 0
+    _, first, second = ran.err.splitlines()
+    [url] = re.findall(r"^kvcs: relay A at (moqt://127\.0\.0\.1:\d+)$", first)
+    found = re.fullmatch(r"kvcs: relay B at (moqt://\S+), whose upstream is (moqt://\S+)", second)
+    assert found is not None and found[1] != url and found[2] == url
+
+
 def test_the_demo_of_the_real_cache_in_json(place: Place, run: Run) -> None:
     ran = run("demo", "--pace", "0", "--json")
     assert ran.code == 0, ran.err

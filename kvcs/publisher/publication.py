@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvcs.errors import UsageError
 from kvcs.fallback.folder import save_tracks
-from kvcs.kv import ManifestCadence, ManifestWriter, Prefix, check_signing_key, holder_uri
+from kvcs.kv import RAW, ManifestCadence, ManifestWriter, Prefix, check_signing_key, holder_uri
 from kvcs.kv.protection import ProtectionKey, Sealer
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, DataTrack, PublicationNamespace
 from kvcs.moqt.errors import PublishDoneCode
@@ -20,6 +20,7 @@ from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.store import Track
 from kvcs.observe import get_logger, metrics
 from kvcs.publisher.announcing import announce
+from kvcs.publisher.encodings import check_encodings
 from kvcs.publisher.followers import Followers
 from kvcs.publisher.manifest_track import ManifestTrack
 from kvcs.publisher.memory import LayerMemory
@@ -78,8 +79,11 @@ class Publication:
         check_sessions: Callable[[], None],
         sign: SigningKey | None = None,
         protect: ProtectionKey | None = None,
+        encodings: Sequence[str] = (RAW.name,),
     ) -> None:
         self.prefix = prefix
+        self.encodings = check_encodings(encodings, sealed=protect is not None)
+        """How each segment is encoded; every encoding is complete on its own."""
         self.publication_id = random_octets(PUBLICATION_ID_OCTETS)
         """Chosen at random for each production (KVCS "Track Namespace")."""
         self.namespace: TrackNamespace = prefix.namespace(self.publication_id, first_segment_blocks)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kv import (
     MAX_DATA_OCTETS,
+    RAW,
     ManifestCadence,
     Prefix,
     ProtectionKey,
@@ -134,6 +135,7 @@ class Publisher:
         protect: ProtectionRing | ProtectionKey | None = None,
         retention: float | None = None,
         keep: bool = False,
+        encodings: Sequence[str] = (RAW.name,),
     ) -> AsyncIterator[Publication]:
         """Announce a publication of ``prefix``; leaving the context ends it.
 
@@ -160,6 +162,9 @@ class Publisher:
             keep: leave a complete publication served behind the context, until its retention has
                 passed, the budget needs its room or `close` is called. The engine's buffers are its
                 own again all the same.
+            encodings: codecs to offer every segment in, like ``("raw", "kv.NAME")``: a name stands
+                for a k and a v track, with "kv." before it for one joint track. `put` encodes into
+                each of them.
 
         Yields:
             The `Publication`; its `segment()` takes the layers.
@@ -199,6 +204,7 @@ class Publisher:
             check_sessions=self._check_sessions,
             sign=sign,
             protect=protect,
+            encodings=encodings,
         )
         self._publications.append(publication)
         try:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from kvcs.errors import UsageError
 from kvcs.kv import (
-    RAW,
     Component,
     DataTrack,
     as_host_array,
+    lookup,
 )
 from kvcs.kv.payload import BlockEncoder, EncodedBlock
 from kvcs.moqt.errors import PublishDoneCode
@@ -23,6 +23,7 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.observe import metrics
+from kvcs.publisher.encodings import tracks_of
 from kvcs.publisher.sealing import SegmentSealer
 
 if TYPE_CHECKING:
@@ -70,15 +71,11 @@ class Segment:
         """Objects with a payload published so far."""
         self.octets = 0
         """Their payload octets."""
-        self.track_names = tuple(
-            DataTrack(component, RAW.name, number) for component in descriptor.components
-        )
+        self.track_names = tracks_of(publication.encodings, descriptor, number)
         """Names of the data tracks."""
         self._publication = publication
         self._descriptor = descriptor
-        self._tracks = {
-            name.component: publication.new_track(name.name) for name in self.track_names
-        }
+        self._tracks = {name: publication.new_track(name.name) for name in self.track_names}
         self._sealer = (
             SegmentSealer(self.track_names, descriptor, blocks, publication.data_sealer)
             if publication.is_protected
@@ -209,6 +206,15 @@ class Segment:
                 payloads = await asyncio.to_thread(self._prepare, layer, arrays, room)
             else:
                 payloads = self._prepare(layer, arrays, room)
+            # What a codec has made lies beside the copies of the arrays.
+            made = sum(
+                octets
+                for name, blocks in zip(self.track_names, payloads, strict=True)
+                if not lookup(name.codec).in_place
+                for _, octets, _ in blocks
+            )
+            publication.memory.reserve(made)
+            charged += made
             publication.charge(charged)
         except BaseException:
             publication.memory.budget.release(charged)
@@ -264,7 +270,11 @@ class Segment:
                     # Block by block: it is hashed while it is in the processor's cache.
                     np.copyto(section, source[block * size : (block + 1) * size], casting="no")
                 sections.append(section)
-            encoded.append(encoder.encode(Location(layer, block), sections))
+            made = encoder.encode(Location(layer, block), sections)
+            if not encoder.codec.in_place:
+                # Its pieces may be views of what the caller goes on to use.
+                made = made._replace(parts=tuple(memoryview(bytes(part)) for part in made.parts))
+            encoded.append(made)
         return encoded
 
     def _send(self, layer: int, payloads: list[list[EncodedBlock]]) -> None:
@@ -273,7 +283,7 @@ class Segment:
         priority = layer_priority(layer, layers)
         properties = b"" if self._sealer is None else self._sealer.properties
         for name, blocks in zip(self.track_names, payloads, strict=True):
-            track = self._tracks[name.component]
+            track = self._tracks[name]
             payload_octets = sum(each[1] for each in blocks)
             metrics.published(name.component.value, name.codec, len(blocks), payload_octets)
             run = [

@@ -41,6 +41,12 @@ def report_of(retrieval: Retrieval) -> CacheReport:
         tracks=tuple(str(track) for track in tracks),
         prefix_tokens=retrieval.prefix.blocks * retrieval.prefix.descriptor.block_tokens,
         believed=follower.coverage is not None and follower.coverage.believed,
+        codecs=tuple(sorted({track.codec for track in tracks})),
+        error_bounds={
+            track.codec: float(lookup(track.codec).error_bound)  # type: ignore[attr-defined]
+            for track in tracks
+            if getattr(lookup(track.codec), "error_bound", None) is not None
+        },
         lossless=all(lookup(track.codec).lossless for track in tracks),
         tokens=ledger.usable_tokens(),
         layers=sum(1 for index in ledger.layers if ledger.is_ready(index)),

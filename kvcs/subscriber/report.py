@@ -47,6 +47,12 @@ class CacheReport:
     believed: bool
     """Whether a segment was taken on an index's word, without a hash over all its Block Keys."""
 
+    codecs: tuple[str, ...]
+    """Names of the codecs used."""
+
+    error_bounds: dict[str, float]
+    """For each lossy codec that states one, the largest error of an element."""
+
     lossless: bool
     """Whether every codec used gives back the producer's bits."""
 

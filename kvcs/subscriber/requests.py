@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from kvcs.errors import KvcsError, PublicationError, Redirected
 from kvcs.kv import Component, DataTrack, SegmentEntry, codec_names, lookup
@@ -17,15 +18,36 @@ Handler = Callable[[events.Event], None]
 """Takes the events of one request."""
 
 
-def choose_tracks(entry: SegmentEntry) -> list[DataTrack]:
+class Choice(NamedTuple):
+    """Which encodings a consumer takes."""
+
+    codecs: tuple[str, ...] | None = None
+    """Names of codecs, the preferred one first; None stands for raw, then all others."""
+
+    lossy: bool = False
+    """Whether one may be taken that does not give back every bit."""
+
+    def names(self) -> list[str]:
+        """Codecs that may be taken, in order."""
+        names = list(codec_names() if self.codecs is None else self.codecs)
+        names = [name for name in names if self.lossy or lookup(name).lossless]
+        if self.codecs is None:
+            names.sort(key=lambda name: (name != "raw", not lookup(name).lossless, name))
+        return names
+
+
+DEFAULT_CHOICE = Choice()
+"""Lossless, raw first."""
+
+
+def choose_tracks(entry: SegmentEntry, choice: Choice = DEFAULT_CHOICE) -> list[DataTrack]:
     """The k and v track of one codec, or one kv track; lossless, raw first.
 
     Raises:
         PublicationError: the segment has none that can be read here.
     """
     available = set(entry.tracks)
-    names = [name for name in codec_names() if lookup(name).lossless]
-    for codec in sorted(names, key=lambda name: (name != "raw", name)):
+    for codec in choice.names():
         pair = [
             DataTrack(component, codec, entry.segment) for component in (Component.K, Component.V)
         ]
@@ -35,8 +57,13 @@ def choose_tracks(entry: SegmentEntry) -> list[DataTrack]:
         if joint in available:
             return [joint]
     shown = ", ".join(str(track) for track in entry.tracks)
+    known = set(codec_names())
+    lossy = [track.codec for track in entry.tracks if track.codec in known]
+    if any(not lookup(codec).lossless for codec in lossy) and not choice.lossy:
+        shown += "; lossy=True takes one that loses some bits"
+    wanted = "encoding" if choice.lossy else "lossless encoding"
     raise PublicationError(
-        f"segment {entry.segment} has no lossless encoding that can be read here: {shown}"
+        f"segment {entry.segment} has no {wanted} that can be read here: {shown}"
     )
 
 

@@ -23,7 +23,7 @@ from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.passage import Passage
 from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.reception import Reception, Retrieve
-from kvcs.subscriber.requests import choose_tracks
+from kvcs.subscriber.requests import DEFAULT_CHOICE, Choice, choose_tracks
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.silence import Silence
@@ -54,6 +54,7 @@ class Retrieval:
         opened_at: float,
         deadline_at: float,
         exact: bool = True,
+        choice: Choice = DEFAULT_CHOICE,
     ) -> None:
         self.prefix = prefix
         self.namespace: TrackNamespace = follower.namespace
@@ -74,6 +75,7 @@ class Retrieval:
         self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
         self.completion: asyncio.Future[None] = self._loop.create_future()
         self.settled: asyncio.Future[int] = self._loop.create_future()
+        self._choice = choice
         self._exact = exact
         """Whether just the selected blocks are wanted, not as many as there are."""
         self._append: asyncio.TimerHandle | None = None
@@ -323,7 +325,7 @@ class Retrieval:
             for entry in follower.covering(manifest)[len(self._segments()) :]:
                 if self._ledger.covered >= self._ledger.blocks:
                     break
-                tracks = choose_tracks(entry)
+                tracks = choose_tracks(entry, self._choice)
                 self._ledger.add_segment(tracks, entry.blocks)
                 self._passage.begin(tracks, entry)
         except PublicationError as exc:

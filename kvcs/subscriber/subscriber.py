@@ -24,6 +24,7 @@ from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.protection import Protection
 from kvcs.subscriber.reception import Retrieve
 from kvcs.subscriber.report import ManifestFacts
+from kvcs.subscriber.requests import Choice
 from kvcs.subscriber.retrieval import Retrieval
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
@@ -156,6 +157,8 @@ class Subscriber:
         retrieve: Retrieve = "auto",
         anchors: Sequence[int] | None = None,
         probe: int | None = None,
+        codecs: Sequence[str] | None = None,
+        lossy: bool = False,
     ) -> AsyncIterator[Cache]:
         """Find a publication of ``prefix`` and retrieve it; leaving the context ends it.
 
@@ -189,6 +192,10 @@ class Subscriber:
                 quarter, and so on.
             probe: how many of them are looked for; `SubscriberSettings.probe` by default. With 0
                 no peer learns where this prompt parts from others.
+            codecs: names of codecs to take, the preferred one first; by default "raw", then every
+                other one that is registered.
+            lossy: take a codec that does not give back every bit, too. `CacheReport.lossless` tells
+                whether one was used.
 
         Yields:
             The `Cache`.
@@ -217,6 +224,8 @@ class Subscriber:
             raise UsageError(f"deadline must be more than 0 s, not {seconds}")
         if wait is not None and not wait >= 0:
             raise UsageError(f"wait must not be negative, not {wait}")
+        choice = Choice(None if codecs is None else tuple(codecs), lossy)
+        choice.names()  # a codec that nobody has registered is refused here
         deadline_at = opened_at + seconds
         wait_until = deadline_at if wait is None else min(deadline_at, opened_at + wait)
         least = 1 if blocks is None else blocks
@@ -244,6 +253,7 @@ class Subscriber:
                 opened_at=opened_at,
                 deadline_at=deadline_at,
                 exact=blocks is not None,
+                choice=choice,
             )
             try:
                 retrieval.start()
@@ -253,7 +263,7 @@ class Subscriber:
             return retrieval
 
         identity = (prefix.scheme.name, prefix.scope_id, prefix.compat_id, prefix.block_keys[-1])
-        key: Hashable = (identity, layers, blocks, publication, retrieve, tried, wait)
+        key: Hashable = (identity, layers, blocks, publication, retrieve, tried, wait, choice)
         if not self.settings.share:
             key = object()
         async with self._sharing.join(key, begin, deadline_at) as retrieval:

@@ -22,6 +22,8 @@ class Codec(Protocol):
     """Turns the sections of one block into Data and back.
 
     A codec keeps no state between blocks: every Object is independently usable (KVCS "Groups").
+    A lossy one may have an attribute ``error_bound``, the largest error of an element, which
+    reports then name.
     """
 
     @property

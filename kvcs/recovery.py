@@ -7,11 +7,12 @@ that recomputation would take, and it counts from the first known loss.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-from kvcs.errors import MissingBlocks, UsageError
+from kvcs.errors import KvcsError, MissingBlocks, UsageError
+from kvcs.fallback.means import LastMeans, clipped
 from kvcs.kv import DataTrack, Ledger
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
@@ -29,6 +30,12 @@ _log = get_logger("kvcs.recovery")
 
 MAX_PAUSE_DOUBLINGS = 4
 """The pause between tries doubles up to 16 times the first one."""
+
+SESSIONS_SHARE = 0.5
+"""Part of the time for recovery that sessions have, where there are other means behind them."""
+
+ROUNDS_BEFORE_RECOMPUTING = 2
+"""Times that every session and every other place is asked before the caller recomputes."""
 
 MAX_FETCHES = 8
 """FETCHes of one retrieval that run at a time; a publisher takes 16 of one subscriber."""
@@ -105,11 +112,15 @@ class Patient(Protocol):
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""
 
+    @property
+    def last_means(self) -> LastMeans | None:
+        """What is left where no session brings it."""
+
     def recovered(self) -> None:
         """All that was lost is there."""
 
-    def recovery_failed(self, reason: str) -> None:
-        """The time is up."""
+    def recovery_failed(self, reason: str, cause: KvcsError | None = None) -> None:
+        """The time is up, or nothing is left to try."""
 
 
 class _Run(NamedTuple):
@@ -144,6 +155,9 @@ class Recovery:
         self._retry_at = 0.0
         self._one_group: WeakSet[Connection] = WeakSet()
         """Sessions whose peer takes FETCHes of one Group alone."""
+        self._alone = False
+        """Whether no session is asked any more."""
+        self._recomputing = False
         self._chance = new_chance()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -192,9 +206,28 @@ class Recovery:
         self._bound = reason
         self._arm()
 
+    def go_alone(self, tracks: Iterable[DataTrack], reason: str, *, bounded: bool) -> None:
+        """No session brings anything: all that is missing is lost, and asked for elsewhere.
+
+        Args:
+            tracks: the selected tracks.
+            reason: why, for people.
+            bounded: whether the time for recovery counts; else the retrieval's deadline alone.
+        """
+        self.stop()
+        self._alone = True
+        self._reason = reason
+        for track in tracks:
+            self._lost.setdefault(track, LocationSet()).add(*EVERYTHING)
+        if bounded:
+            self._arm()
+        _log.info("recovery_without_sessions", reason=reason)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
     def forget(self) -> None:
         """What lacks is asked for in another way: forget what was lost, and what was tried."""
         self.stop()
+        self._alone = False
         self._lost.clear()
         self._failure = self._bound = ""
 
@@ -216,6 +249,13 @@ class Recovery:
 
     def _expired(self, seconds: float) -> None:
         self._timer = None
+        means = self._patient.last_means
+        if means is not None and means.can_recompute and self._runs():
+            # What was bounded by the time that recomputing takes: now it is due.
+            if not self._recomputing:
+                self.stop()
+                self._task = asyncio.get_running_loop().create_task(self._overdue(means))
+            return
         reason = self._bound or self._reason
         if self._failure and self._failure != reason:
             reason += f"; last try: {self._failure}"
@@ -223,6 +263,9 @@ class Recovery:
 
     async def _run(self) -> None:
         tries = 0
+        means = self._patient.last_means
+        if self._alone and means is not None:
+            await means.look_around()
         while True:
             self._more.clear()
             if not self._runs():
@@ -230,19 +273,70 @@ class Recovery:
                 tries = 0
                 await self._more.wait()
                 continue
-            sources = self._patient.sources
-            source = sources[tries % len(sources)]
-            learnt = source not in self._one_group
-            runs = self._runs() if learnt else self._by_group(self._runs())
-            for start in range(0, len(runs), MAX_FETCHES):
-                async with asyncio.TaskGroup() as group:
-                    for run in runs[start : start + MAX_FETCHES]:
-                        group.create_task(self._fetch(run, source))
-            if learnt and source in self._one_group:
-                continue  # it is asked at once in the way that it takes
+            sources = [] if self._alone else self._patient.sources
+            if sources:
+                source = sources[tries % len(sources)]
+                learnt = source not in self._one_group
+                await self._ask(source, None if means is None else self._share(len(sources)))
+                if learnt and source in self._one_group:
+                    continue  # it is asked at once in the way that it takes
+            tries += 1
+            if means is not None and tries >= len(sources) and self._runs():
+                self._failure = await means.fetch(self._lost_blocks()) or self._failure
+                enough = not sources or tries >= ROUNDS_BEFORE_RECOMPUTING * len(sources)
+                if self._runs() and means.can_recompute and enough:
+                    await self._recompute(means)
             if self._runs():
-                await self._pause(tries)
-                tries += 1
+                await self._pause(tries - 1)
+
+    async def _ask(self, source: Connection, seconds: float | None) -> None:
+        """Ask one session for all that was lost, in its share of the time."""
+        runs = self._runs() if source not in self._one_group else self._by_group(self._runs())
+        try:
+            async with asyncio.timeout(seconds):
+                for start in range(0, len(runs), MAX_FETCHES):
+                    async with asyncio.TaskGroup() as group:
+                        for run in runs[start : start + MAX_FETCHES]:
+                            group.create_task(self._fetch(run, source))
+        except TimeoutError:
+            self._failure = f"{source.peer} did not answer within {seconds:g} s"
+
+    def _share(self, sources: int) -> float:
+        """Seconds that one session has, so that the last means still have their turn."""
+        ledger = self._patient.ledger
+        tokens = ledger.blocks * ledger.descriptor.block_tokens
+        return self._settings.recovery(tokens) * SESSIONS_SHARE / sources
+
+    async def _recompute(self, means: LastMeans) -> None:
+        """Let the caller recompute what was lost: the last thing to try, under the deadline."""
+        self._recomputing = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            await means.recompute(self._lost_blocks())
+        except KvcsError as exc:
+            self._patient.recovery_failed(f"recomputing failed ({exc})", exc)
+            return
+        finally:
+            self._recomputing = False
+        if not self._runs():
+            self._settle()
+
+    async def _overdue(self, means: LastMeans) -> None:
+        await self._recompute(means)
+        await self._run()
+
+    def _lost_blocks(self) -> list[MissingBlocks]:
+        """What was lost and is still missing, in runs of one layer, earlier layers first."""
+        ledger = self._patient.ledger
+        size = ledger.descriptor.block_tokens
+        found: list[MissingBlocks] = []
+        for run in ledger.missing():
+            for track, places in self._lost.items():
+                if self._is_of(run, track):
+                    found += clipped(run, places, size)
+        return sorted(found, key=lambda run: (run.layer, run.segment, run.first_block))
 
     def _note_retry(self, error: RequestError) -> None:
         """A FETCH was refused: it may say when it may be repeated (MOQT §9.4)."""
@@ -268,7 +362,7 @@ class Recovery:
         """What was lost is there: the time counts anew from the next loss."""
         self._lost.clear()
         self._failure = ""
-        if self._timer is not None and not self._bound:
+        if self._timer is not None and not self._bound and not self._alone:
             self._timer.cancel()
             self._timer = None
         self._patient.recovered()

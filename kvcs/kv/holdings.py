@@ -60,6 +60,9 @@ class LedgerCounters:
     verified_octets: int = 0
     """Tensor octets of those."""
 
+    supplied: int = 0
+    """Objects that the consumer has recomputed itself."""
+
     duplicates: int = 0
     """Copies dropped because the same octets were there, or another copy held the place."""
 
@@ -256,11 +259,16 @@ class Holdings:
             for view, size in zip(wanted, sizes, strict=True)
         ]
 
-    def _release(self, track: DataTrack, layer: int, row: Row, block: int) -> None:
+    def _release(
+        self, track: DataTrack, layer: int, row: Row, block: int, *, ours: bool = False
+    ) -> None:
         row.states[block] = VERIFIED
         self._verified[layer] += 1
-        self.counters.verified += 1
-        self.counters.verified_octets += self._lanes[track].layout.octets
+        if ours:
+            self.counters.supplied += 1
+        else:
+            self.counters.verified += 1
+            self.counters.verified_octets += self._lanes[track].layout.octets
         if self.is_ready(layer):
             self._ready.append(layer)
 

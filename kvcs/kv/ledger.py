@@ -6,7 +6,7 @@ check (KVCS "Object Payload", "Verification and Recovery"). Plain logic: no I/O,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kvcs.errors import ObjectError, PublicationError, UsageError
@@ -70,6 +70,8 @@ class Ledger(Holdings):
         self._manifest: Manifest | None = None
         self._holders: dict[tuple[Row, int], Slot] = {}
         self._aside: dict[Slot, int] = {}
+        self._supplied: set[tuple[DataTrack, Location]] = set()
+        """What the consumer has recomputed: it need not be the producer's bits."""
         self.unsealer: Unsealer | None = None
 
     signed: bool
@@ -164,6 +166,8 @@ class Ledger(Holdings):
         rows = self._newly_listed(manifest)
         for track, layer, row, listed in rows:
             for block in row.known():
+                if (track, (layer, block)) in self._supplied:
+                    continue
                 if row.states[block] == VERIFIED and row.digest(block) != listed[block]:
                     raise self._contradiction(track, layer, block, "the manifest lists")
         self._manifest = manifest
@@ -310,6 +314,51 @@ class Ledger(Holdings):
             self.counters.abandoned += 1
             self._leave(slot)
 
+    def supply(self, layer: int, block: int, sections: Mapping[Component, Octets]) -> bool:
+        """Take one block's tensors from the consumer itself, which has recomputed them.
+
+        What is verified stays as it is, and what still comes of the block is dropped as a copy.
+
+        Args:
+            layer: one of `layers`.
+            block: absolute index of the block.
+            sections: octets of its K and of its V section.
+
+        Returns:
+            Whether anything of it lacked.
+
+        Raises:
+            UsageError: no segment that was added has the block, or a section has another length.
+        """
+        parts = (p for p in self._parts if 0 <= block - p.first_block < p.wanted)
+        part = next(parts, None)
+        if part is None or layer not in self.layers:
+            raise UsageError(f"block {block} of layer {layer} is in no segment that was added")
+        lacked = False
+        for track in part.tracks:
+            location = Location(layer, block - part.first_block)
+            row = self._row(track, layer)
+            if row.states[location.object] == VERIFIED:
+                continue
+            kinds = (Component.K, Component.V) if track.component is Component.KV else ()
+            given = [sections[kind] for kind in kinds or (track.component,)]
+            places = self._sections(track, location)
+            if [len(piece) for piece in given] != [len(place) for place in places]:
+                raise UsageError(f"{track} {location}: sections of another length were supplied")
+            self._take_over(row, location)
+            for place, piece in zip(places, given, strict=True):
+                place[:] = piece
+            self._supplied.add((track, location))
+            self._release(track, layer, row, location.object, ours=True)
+            lacked = True
+        return lacked
+
+    def _take_over(self, row: Row, location: Location) -> None:
+        """Whoever fills the place of an Object now only counts as a copy."""
+        holder = self._holders.pop((row, location.object), None)
+        if holder is not None and isinstance(holder.sink, InPlace):
+            holder.sink = holder.sink.leave()
+
     def end_of_group(self, track: DataTrack, location: Location) -> None:
         """Note that no Object with this or a larger Object ID exists in the Group.
 
@@ -341,7 +390,8 @@ class Ledger(Holdings):
         assert row is not None  # it was set with the digest
         compare_digests(slot.location, announced, sink.digest())
         if row.states[block] != OWED:
-            if row.digest(block) != announced:
+            supplied = (track, slot.location) in self._supplied
+            if row.digest(block) != announced and not supplied:
                 raise self._contradiction(track, layer, block, "a second copy has")
             self.counters.duplicates += 1
             return Outcome.DUPLICATE
@@ -386,11 +436,8 @@ class Ledger(Holdings):
                 f" octets, expected {layout.section_octets}",
                 check="codec",
             )
-        row = self._row(slot.track, slot.location.group)
-        holder = self._holders.pop((row, slot.location.object), None)
-        if holder is not None and isinstance(holder.sink, InPlace):
-            # The first copy is still on its way: from here on it only counts as a copy.
-            holder.sink = holder.sink.leave()
+        # The first copy may still be on its way.
+        self._take_over(self._row(slot.track, slot.location.group), slot.location)
         for place, piece in zip(self._sections(slot.track, slot.location), pieces, strict=True):
             place[:] = piece
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcs.errors import KvcsError
 from kvcs.kv import lookup
 from kvcs.kv.tracks import PublicationNamespace
+from kvcs.observe import get_logger, metrics
 from kvcs.subscriber.report import CacheProgress, CacheReport
 
 if TYPE_CHECKING:
     from kvcs.subscriber.retrieval import Retrieval
+
+_log = get_logger("kvcs.subscriber")
 
 
 def progress_of(retrieval: Retrieval) -> CacheProgress:
@@ -59,7 +63,41 @@ def report_of(retrieval: Retrieval) -> CacheReport:
         manifest_versions=follower.versions,
         refetches=retrieval.refetches,
         moves=retrieval.passage.moves,
+        fetched_over_http=retrieval.fetched_elsewhere,
+        recomputed=counters.supplied,
         open_seconds=retrieval.manifest_at - retrieval.opened_at,
         first_layer_seconds=since(retrieval.first_at),
         last_layer_seconds=since(retrieval.last_at),
+    )
+
+
+def log_end(retrieval: Retrieval, outcome_is_complete: bool, error: KvcsError | None) -> None:
+    """Log and count what a retrieval was."""
+    report = report_of(retrieval)
+    metrics.retrieved(
+        outcome="complete" if outcome_is_complete else "partial" if report.tokens else "failed",
+        seconds=retrieval.seconds,
+        objects=report.objects,
+        octets=report.octets,
+        duplicates=report.duplicates,
+        rejected=report.rejected,
+        refetches=report.refetches,
+        moves=report.moves,
+        manifest_versions=report.manifest_versions,
+        first_layer_seconds=report.first_layer_seconds,
+    )
+    _log.info(
+        "retrieval_ended",
+        publication=report.publication.publication_id.hex(),
+        outcome="complete" if outcome_is_complete else "incomplete",
+        error=None if error is None else str(error),
+        tokens=report.tokens,
+        layers=report.layers,
+        objects=report.objects,
+        octets=report.octets,
+        duplicates=report.duplicates,
+        rejected=report.rejected,
+        refetches=report.refetches,
+        first_layer_seconds=report.first_layer_seconds,
+        last_layer_seconds=report.last_layer_seconds,
     )

@@ -131,17 +131,12 @@ class Finder:
             ConnectionClosed: every session has ended.
         """
         holding = publication if isinstance(publication, Holding) else None
-        if isinstance(publication, Holding):
-            publication = publication.uri
-        if isinstance(publication, str):
-            _, publication = parse_holder_uri(publication)
-        elif isinstance(publication, PublicationInfo):
-            publication = publication.namespace
+        namespace = namespace_of(publication)
         while True:
             error: KvcsError | None = None
             sessions = await self.sessions(until)
             for session in sessions:
-                follower = await self._follow(session, prefix, publication, until, look, holding)
+                follower = await self._follow(session, prefix, namespace, until, look, holding)
                 if follower.error is None:
                     return follower
                 if error is None or isinstance(error, ConnectionClosed | RequestError):
@@ -201,6 +196,21 @@ class Finder:
         if follower.error is not None:
             follower.stop()
         return follower
+
+
+def namespace_of(
+    publication: str | PublicationNamespace | PublicationInfo | Holding,
+) -> PublicationNamespace:
+    """The publication that a caller names.
+
+    Raises:
+        UsageError: it is no holder URI.
+    """
+    if isinstance(publication, Holding):
+        publication = publication.uri
+    if isinstance(publication, str):
+        _, publication = parse_holder_uri(publication)
+    return publication.namespace if isinstance(publication, PublicationInfo) else publication
 
 
 def _is_passing(error: KvcsError) -> bool:

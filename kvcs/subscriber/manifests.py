@@ -156,6 +156,12 @@ class ManifestFollower:
         """Begin; `on_change` tells what comes of it."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
+    def use(self, name: bytes) -> None:
+        """Take versions that come another way; raises `NotAuthentic` if they do not count here."""
+        self._asked = self._name = name
+        self._is_signed, self.error = name == MANIFEST_COSE, None
+        (self._authenticity.check_keys if self._is_signed else self._authenticity.check_unsigned)()
+
     def on_another_session(
         self, connection: Connection, rendezvous: float, on_change: Callable[[], None]
     ) -> ManifestFollower:

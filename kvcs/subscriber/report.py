@@ -89,6 +89,12 @@ class CacheReport:
     moves: int
     """Times that it went on over another session, or anew over the same one."""
 
+    fetched_over_http: int
+    """Objects that came from the fallback."""
+
+    recomputed: int
+    """Objects that the caller has recomputed."""
+
     open_seconds: float
     """From `open` to the first manifest."""
 

@@ -15,10 +15,11 @@ from kvcs.errors import (
 )
 from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry
 from kvcs.moqt.names import Location, TrackNamespace
-from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.recovery import EVERYTHING, Recovery, Span
-from kvcs.subscriber.facts import report_of
+from kvcs.subscriber.alone import Alone
+from kvcs.subscriber.facts import log_end
+from kvcs.subscriber.last_means import LastMeans
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.passage import Passage
 from kvcs.subscriber.receiver import TrackReceiver
@@ -27,8 +28,6 @@ from kvcs.subscriber.requests import DEFAULT_CHOICE, Choice, choose_tracks
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.silence import Silence
-
-_log = get_logger("kvcs.subscriber")
 
 
 class Retrieval:
@@ -54,6 +53,7 @@ class Retrieval:
         opened_at: float,
         deadline_at: float,
         exact: bool = True,
+        last_means: LastMeans | None = None,
         choice: Choice = DEFAULT_CHOICE,
     ) -> None:
         self.prefix = prefix
@@ -80,6 +80,7 @@ class Retrieval:
         """Whether just the selected blocks are wanted, not as many as there are."""
         self._append: asyncio.TimerHandle | None = None
         self._recovery = Recovery(self, settings)
+        self._alone = Alone(self, self._recovery, last_means, settings)
         self._passage = Passage(
             self, routes, follower, settings, retrieve=retrieve, selective=self._selective
         )
@@ -150,6 +151,16 @@ class Retrieval:
         return self._passage
 
     @property
+    def seconds(self) -> float:
+        """Since it was opened."""
+        return self._loop.time() - self.opened_at
+
+    @property
+    def fetched_elsewhere(self) -> int:
+        """Objects that came another way than over sessions."""
+        return self._alone.fetched
+
+    @property
     def refetches(self) -> int:
         """FETCHes made in recovery."""
         return self._recovery.fetches
@@ -182,11 +193,12 @@ class Retrieval:
         self._end.stop()
         self._quiet.stop()
         self._deadline.cancel()
+        self._alone.stop()
         self._hurry()
         if self._error is None:
             self._error = self._incomplete("the cache was closed")
         self._release_waiters(self._error)
-        self._log_end()
+        log_end(self, self._is_complete(), self._error)
 
     # Traveller: what its legs tell
 
@@ -223,6 +235,8 @@ class Retrieval:
         """The retrieval cannot go on: every waiter is told, now."""
         if self._error is not None or self._closed or self._is_complete():
             return
+        if self._alone.takes_over(error):
+            return
         if isinstance(error, ConnectionClosed | RequestError):
             incomplete = self._incomplete(str(error))
             incomplete.__cause__ = error
@@ -243,9 +257,11 @@ class Retrieval:
     def between(self) -> None:
         """The next session will be asked for all that lacks."""
         self._recovery.forget()
+        self._alone.wait()
 
     def moved(self) -> None:
         """Another session serves the cache now, and was asked for all that lacks."""
+        self._alone.stop()
         self._recovery.forget()
         self._end.stop()
         self._quiet.stop()
@@ -296,13 +312,21 @@ class Retrieval:
         """Whether Objects of a track that were not published yet will come unasked."""
         return self._reception.comes_of_itself(track, self.manifest)
 
+    @property
+    def last_means(self) -> LastMeans | None:
+        """What is left where no session brings it."""
+        return self._alone.means
+
     def recovered(self) -> None:
         """What was lost is there: look whether that was all."""
+        self._check_completion()
         self._end.listen()
 
-    def recovery_failed(self, reason: str) -> None:
-        """Recovery used its time up."""
-        self.failed(self._incomplete(reason))
+    def recovery_failed(self, reason: str, cause: KvcsError | None = None) -> None:
+        """Recovery used its time up, or nothing is left to try."""
+        incomplete = self._incomplete(reason)
+        incomplete.__cause__ = cause
+        self.failed(incomplete)
 
     # Inner workings
 
@@ -372,10 +396,12 @@ class Retrieval:
         return {track.segment for track in self._ledger.tracks}
 
     def _is_complete(self) -> bool:
-        return self._ledger.complete or (
-            # A selection of a segment that is still produced can be whole before its manifest is.
-            self._selective and self._ledger.whole and self._all_listed()
-        )
+        if self._ledger.complete:
+            return True
+        if self._alone.has_recomputed and self._ledger.whole:
+            return True  # what the producer never finished, the caller has
+        # A selection of a segment that is still produced can be whole before its manifest is.
+        return self._selective and self._ledger.whole and self._all_listed()
 
     def _all_listed(self) -> bool:
         last = self._ledger.layers[-1]
@@ -395,6 +421,7 @@ class Retrieval:
         elif self._is_complete():
             self.completion.set_result(None)
             self._recovery.stop()
+            self._alone.stop()
             self._passage.settled()
             self._deadline.cancel()
 
@@ -448,21 +475,3 @@ class Retrieval:
             if not waited.done():
                 waited.set_exception(error)
                 waited.exception()  # retrieved: nobody has to wait for it
-
-    def _log_end(self) -> None:
-        report = report_of(self)
-        _log.info(
-            "retrieval_ended",
-            publication=report.publication.publication_id.hex(),
-            outcome="complete" if self._is_complete() else "incomplete",
-            error=None if self._error is None else str(self._error),
-            tokens=report.tokens,
-            layers=report.layers,
-            objects=report.objects,
-            octets=report.octets,
-            duplicates=report.duplicates,
-            rejected=report.rejected,
-            refetches=report.refetches,
-            first_layer_seconds=report.first_layer_seconds,
-            last_layer_seconds=report.last_layer_seconds,
-        )

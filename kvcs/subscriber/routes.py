@@ -41,6 +41,8 @@ class Routes:
 
     def error(self) -> ConnectionClosed:
         """Why there is none any more."""
+        if not self._sessions:
+            return ConnectionClosed("there is no session: only a fallback was given")
         return self._sessions[0].newest.close_error()
 
     def on_change(self, callback: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ from kvcs.errors import (
     PublicationNotFound,
     UsageError,
 )
+from kvcs.fallback.source import BlockSource
 from kvcs.kv import Ledger, Manifest, Prefix, ProtectionRing, PublicationNamespace
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
@@ -19,7 +20,8 @@ from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.cache import Cache
 from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.discovery import PublicationInfo, Search, halved, publications
-from kvcs.subscriber.finding import Finder
+from kvcs.subscriber.finding import Finder, namespace_of
+from kvcs.subscriber.last_means import LastMeans, Recompute
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.protection import Protection
 from kvcs.subscriber.reception import Retrieve
@@ -29,6 +31,7 @@ from kvcs.subscriber.retrieval import Retrieval
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
 from kvcs.subscriber.sharing import Sharing
+from kvcs.subscriber.without import Elsewhere
 from kvcs.trust import KeyRing
 
 
@@ -39,8 +42,8 @@ class Subscriber:
     that is not there: over the session that follows it (`kvcs.connect`), or one of the others.
 
     Args:
-        session: what `kvcs.connect` gives.
-        others: further sessions where publications are looked for.
+        sessions: what `kvcs.connect` gives, the preferred one first; none where there is a
+            ``fallback``.
         settings: limits and waits.
         keys: public keys of the producers. A publication that is signed is then verified: every
             version of its manifest, and every object against the signed list before it is used.
@@ -51,31 +54,40 @@ class Subscriber:
             and counted. Without them no sealed publication can be read.
         index: asked for publications of a prefix beside the sessions; what it names is asked for
             on the sessions.
+        fallback: where publications and blocks are got from when no session has them, for example
+            `HttpSource`. What comes from there is checked like what sessions bring.
 
     Raises:
-        UsageError: ``require_signed`` without keys, or keys that are not for manifests.
+        UsageError: ``require_signed`` without keys, keys that are not for manifests, or neither a
+            session nor a fallback.
     """
 
     def __init__(
         self,
-        session: Connection,
-        *others: Connection,
+        *sessions: Connection,
         settings: SubscriberSettings | None = None,
         keys: KeyRing | None = None,
         require_signed: bool = False,
         protection: ProtectionRing | None = None,
         index: Index | None = None,
+        fallback: BlockSource | None = None,
     ) -> None:
+        if not sessions and fallback is None:
+            raise UsageError("say where to look: a session (kvcs.connect), or a fallback")
         self.settings = SubscriberSettings() if settings is None else settings
-        self._sessions = (session, *others)
+        self._sessions = sessions
         self._protection = Protection(protection)
         self._authenticity = Authenticity(
             keys, required=require_signed, protection=self._protection
         )
         self._index = index
         self._sharing = Sharing()
-        self._routes = Routes((session, *others))
+        self._routes = Routes(sessions)
         self._finder = Finder(self._routes, self.settings, self._authenticity)
+        self._fallback = fallback
+        self._elsewhere = (
+            None if fallback is None else Elsewhere(fallback, self.settings, self._authenticity)
+        )
 
     @property
     def refused(self) -> dict[str, int]:
@@ -157,6 +169,7 @@ class Subscriber:
         retrieve: Retrieve = "auto",
         anchors: Sequence[int] | None = None,
         probe: int | None = None,
+        recompute: Recompute | None = None,
         codecs: Sequence[str] | None = None,
         lossy: bool = False,
     ) -> AsyncIterator[Cache]:
@@ -192,6 +205,9 @@ class Subscriber:
                 quarter, and so on.
             probe: how many of them are looked for; `SubscriberSettings.probe` by default. With 0
                 no peer learns where this prompt parts from others.
+            recompute: computes what nobody has, a `MissingLayer` at a time, earlier layers first;
+                its tensors then count like verified ones. It is called when everything else was
+                tried, or has used up the time that recomputing takes.
             codecs: names of codecs to take, the preferred one first; by default "raw", then every
                 other one that is registered.
             lossy: take a codec that does not give back every bit, too. `CacheReport.lossless` tells
@@ -231,12 +247,23 @@ class Subscriber:
         least = 1 if blocks is None else blocks
         tried = self._anchors(prefix, anchors, probe, least)
 
-        async def begin() -> Retrieval:
+        async def find() -> ManifestFollower:
             if publication is None:
                 search = Search(prefix=prefix, anchors=tried, index=self._index, least=least)
-                follower = await self._finder.discover(search, wait_until, deadline_at)
+                return await self._finder.discover(search, wait_until, deadline_at)
+            return await self._finder.named(prefix, publication, deadline_at)
+
+        async def begin() -> Retrieval:
+            if self._elsewhere is None:
+                follower = await find()
             else:
-                follower = await self._finder.named(prefix, publication, deadline_at)
+                follower = await self._elsewhere.instead(
+                    find() if self._sessions else None,
+                    prefix,
+                    (prefix.blocks, *tried),
+                    None if publication is None else namespace_of(publication),
+                    min(self.settings.recovery(tokens), wait_until - opened_at),
+                )
             if blocks is None and follower.coverage is not None:
                 ledger.blocks = follower.coverage.blocks
             ledger.signed = follower.signed is not None
@@ -253,6 +280,11 @@ class Subscriber:
                 opened_at=opened_at,
                 deadline_at=deadline_at,
                 exact=blocks is not None,
+                last_means=(
+                    None
+                    if self._fallback is None and recompute is None
+                    else LastMeans(self._fallback, recompute, self.settings)
+                ),
                 choice=choice,
             )
             try:
@@ -263,7 +295,11 @@ class Subscriber:
             return retrieval
 
         identity = (prefix.scheme.name, prefix.scope_id, prefix.compat_id, prefix.block_keys[-1])
-        key: Hashable = (identity, layers, blocks, publication, retrieve, tried, wait, choice)
+        key: Hashable = (
+            *(identity, layers, blocks, publication, retrieve, tried, wait),
+            choice,
+            recompute,
+        )
         if not self.settings.share:
             key = object()
         async with self._sharing.join(key, begin, deadline_at) as retrieval:

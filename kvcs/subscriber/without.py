@@ -1,0 +1,181 @@
+"""Opening a publication where no session leads to it (KVCS "Operational Considerations": Fallback).
+
+What comes this way passes the same checks as what sessions bring, and is read in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from kvcs.errors import (
+    ConnectionClosed,
+    KvcsError,
+    PublicationError,
+    PublicationNotFound,
+    RequestError,
+)
+from kvcs.fallback.source import BlockSource, SourceFailed
+from kvcs.kv import Prefix
+from kvcs.kv.tracks import PublicationNamespace
+from kvcs.observe import get_logger
+from kvcs.quic.connection import Connection
+from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.last_means import read_stored
+from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.settings import SubscriberSettings
+
+_log = get_logger("kvcs.subscriber")
+
+MAX_MANIFESTS = 8
+"""Manifests of one prefix that are read before one is chosen."""
+
+
+class NoSession:
+    """Stands where a retrieval has the session that it began over: it has ended already."""
+
+    peer = "no session"
+    link = None
+    is_open = is_usable = lasts = False
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def close_error(self) -> ConnectionClosed:
+        """Why there is none."""
+        return ConnectionClosed(self._why)
+
+    def hold(self, owner: object) -> None:
+        """Nothing is held open."""
+
+    def release(self, owner: object) -> None:
+        """Nothing was."""
+
+    def cancel(self, request_id: int) -> None:
+        """Nothing was asked."""
+
+    def on_goaway(self, callback: Callable[[], None]) -> None:
+        """It never says anything."""
+
+    def off_goaway(self, callback: Callable[[], None]) -> None:
+        """Undo `on_goaway`."""
+
+
+class Elsewhere:
+    """Finds publications of a prefix in a `BlockSource`.
+
+    Args:
+        source: where.
+        settings: bounds.
+        authenticity: whose manifests count.
+    """
+
+    def __init__(
+        self, source: BlockSource, settings: SubscriberSettings, authenticity: Authenticity
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._authenticity = authenticity
+
+    async def instead(
+        self,
+        over_sessions: Coroutine[Any, Any, ManifestFollower] | None,
+        prefix: Prefix,
+        blocks: tuple[int, ...],
+        named: PublicationNamespace | None,
+        patience: float,
+    ) -> ManifestFollower:
+        """What sessions give; or what the source has, where they give nothing in time.
+
+        Args:
+            over_sessions: the search on sessions; None where there are none.
+            prefix: the consumer's prefix.
+            blocks: lengths of the prefixes to look for, the whole one first.
+            named: the one publication that is wanted; None for the best.
+            patience: seconds that sessions have before the source is asked, too.
+
+        Raises:
+            KvcsError: what the search on sessions raised, or `PublicationNotFound`.
+        """
+        if over_sessions is None:
+            return await self._find(prefix, blocks, named)
+        searching = asyncio.get_running_loop().create_task(over_sessions)
+        try:
+            await asyncio.wait((searching,), timeout=patience)
+            error = searching.exception() if searching.done() else None
+            if searching.done() and not isinstance(
+                error, ConnectionClosed | PublicationNotFound | RequestError
+            ):
+                return searching.result()
+            try:
+                found = await self._find(prefix, blocks, named)
+            except KvcsError as exc:
+                _log.info("not_found_elsewhere", why=str(exc))
+                return await searching
+            if searching.done() and error is None:
+                return searching.result()  # a session has found one meanwhile
+            return found
+        finally:
+            if not searching.done():
+                searching.cancel()
+                await asyncio.wait((searching,))
+                if not searching.cancelled() and searching.exception() is None:
+                    searching.result().stop()
+
+    async def _find(
+        self, prefix: Prefix, blocks: tuple[int, ...], named: PublicationNamespace | None
+    ) -> ManifestFollower:
+        """The best publication there: a complete one, then the one with most blocks.
+
+        Raises:
+            KvcsError: there is none that can be used.
+        """
+        best: ManifestFollower | None = None
+        error: KvcsError = PublicationNotFound(
+            "no publication of the prefix is known where the fallback leads", absent=True
+        )
+        try:
+            async with self._source as source:
+                for length in blocks:
+                    anchor = prefix.namespace_prefix(length)[-1]
+                    where = (prefix.scope_id, prefix.compat_id, anchor)
+                    listed = [named] if named else await source.publications(*where)
+                    for namespace in listed[:MAX_MANIFESTS]:
+                        follower = await self._read(source, prefix, namespace)
+                        if follower.error is not None:
+                            error = follower.error
+                        elif follower.ready and (best is None or _rank(follower) > _rank(best)):
+                            best = follower
+                    if best is not None or named is not None:
+                        break
+        except SourceFailed as exc:
+            error = PublicationNotFound(f"unknown whether the prefix is published: {exc}")
+            error.__cause__ = exc
+        if best is None:
+            raise error
+        return best
+
+    async def _read(
+        self, source: BlockSource, prefix: Prefix, namespace: PublicationNamespace
+    ) -> ManifestFollower:
+        follower = ManifestFollower(
+            cast(Connection, NoSession("no session leads to the publication")),
+            namespace.fields,
+            prefix,
+            self._settings,
+            lambda: None,
+            authenticity=self._authenticity,
+        )
+        try:
+            longest = self._settings.manifest_limits.octets
+            await read_stored(follower, await source.manifest(namespace, longest))
+        except (SourceFailed, PublicationError) as exc:
+            follower.error = follower.error or exc
+        follower.ended = True
+        return follower
+
+
+def _rank(follower: ManifestFollower) -> tuple[bool, int]:
+    manifest = follower.manifest
+    return manifest is not None and manifest.complete, follower.blocks

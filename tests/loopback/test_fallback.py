@@ -1,0 +1,301 @@
+"""What a retrieval does where no session brings what lacks: HTTP, then the caller's own engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvcs
+from kvcs.errors import CacheIncomplete, PublicationAborted, PublicationNotFound, UsageError
+from kvcs.fallback import HttpServer, HttpSource
+from kvcs.kv.tracks import PublicationNamespace
+from kvcs.moqt.names import Location
+from kvcs.quic.connection import Connection
+from kvcs.subscriber.last_means import MissingLayer
+from tests.builders import QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.http_fixtures import save, shelf
+from tests.loopback.kv_fixtures import Wire, joined, serving
+from tests.loopback.raw_publication import K0, V0, RawPublication, damaged
+
+PATIENT = replace(QUICK, least_recovery=20.0, least_deadline=60.0)
+"""Bounds that no test should meet, however slow the machine."""
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+class Engine:
+    """Recomputes from what the toy has, and notes what it was asked for."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy = toy
+        self.asked: list[tuple[int, int, int]] = []
+
+    async def __call__(self, missing: MissingLayer) -> tuple[object, object]:
+        self.asked.append((missing.layer, missing.first_token, missing.last_token))
+        k, v = tensors(self.toy, missing.layer)
+        part = slice(missing.first_token, missing.last_token + 1)
+        return k[part], v[part]
+
+
+def spoil(root: Path, file: str, place: int) -> None:
+    """Change one octet of a saved publication."""
+    [path] = root.glob(f"*/*/*/*/{file}")
+    octets = bytearray(path.read_bytes())
+    octets[place] ^= 1
+    path.write_bytes(octets)
+
+
+async def all_of(cache: kvcs.Cache, toy: Toy, layers: range = range(4)) -> None:
+    """Every layer comes, with the producer's bits."""
+    got = [layer async for layer in cache]
+    assert [layer.index for layer in got] == list(layers)
+    assert all(same(layer, toy) for layer in got)
+
+
+# Without any session
+
+
+@pytest.mark.parametrize(
+    "selection", [{}, {"layers": (1, 2)}, {"layers": (3, 3), "blocks": 2}, {"retrieve": "fetch"}]
+)
+async def test_a_publication_comes_over_http_alone(
+    tmp_path: Path, selection: dict[str, Any]
+) -> None:
+    async with shelf(tmp_path) as it:
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=PATIENT)
+        async with subscriber.open(it.prefix, **selection) as cache:
+            got = [layer async for layer in cache]
+            first, last = selection.get("layers", (0, 3))
+            assert [layer.index for layer in got] == list(range(first, last + 1))
+            blocks = selection.get("blocks")
+            assert all(same(layer, it.toy, blocks) for layer in got)
+            report = cache.report
+            assert report.fetched_over_http == 2 * (blocks or 3) * (last - first + 1)
+            assert (report.refetches, report.recomputed) == (0, 0)
+            assert PublicationNamespace.parse(cache.namespace) == it.namespace
+
+
+async def test_a_named_publication_and_a_shorter_one(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it:
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=PATIENT)
+        async with subscriber.open(it.prefix, publication=it.namespace) as cache:
+            await all_of(cache, it.toy)
+        longer = toy_prefix(6, descriptor=it.toy.descriptor)
+        async with subscriber.open(longer, anchors=[3]) as cache:
+            await all_of(cache, it.toy)
+            assert cache.blocks == 3
+
+
+async def test_nothing_there_is_absent_and_no_server_is_unknown(tmp_path: Path) -> None:
+    async with HttpServer(tmp_path, port=0, authority=None) as server:
+        subscriber = kvcs.Subscriber(fallback=HttpSource(server.url), settings=PATIENT)
+        with pytest.raises(PublicationNotFound) as caught:
+            async with subscriber.open(toy_prefix()):
+                pass
+        assert caught.value.absent
+    with pytest.raises(PublicationNotFound) as caught:
+        async with subscriber.open(toy_prefix()):
+            pass
+    assert not caught.value.absent
+
+
+def test_a_subscriber_needs_a_place_to_look() -> None:
+    with pytest.raises(UsageError, match="fallback"):
+        kvcs.Subscriber()
+
+
+async def test_octets_that_changed_on_the_shelf_are_never_released(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it:
+        spoil(tmp_path, "v.raw.s0/2", -1)
+        subscriber = kvcs.Subscriber(
+            fallback=HttpSource(it.server.url), settings=replace(QUICK, least_recovery=1.5)
+        )
+        async with subscriber.open(it.prefix) as cache:
+            with pytest.raises(CacheIncomplete) as caught:
+                await cache.complete()
+            [missing] = caught.value.missing
+            assert (missing.component, missing.layer, missing.first_block) == ("v", 2, 2)
+            assert caught.value.usable_tokens == 8
+            assert cache.report.rejected["digest"] >= 1
+
+
+# Where sessions fail
+
+
+@asynccontextmanager
+async def published(
+    files: PemFiles, root: Path, raw: RawPublication
+) -> AsyncIterator[tuple[Connection, HttpServer]]:
+    """A faulty server of a publication, and a good shelf of the same one."""
+    async with (
+        raw.serve(files) as server,
+        joined(server, files) as client,
+        HttpServer(root, port=0, authority=None) as http,
+    ):
+        yield client, http
+
+
+async def faulty(root: Path, toy: Toy) -> RawPublication:
+    """A publication of which a shelf has everything."""
+    namespace = await save(root, toy)
+    return RawPublication(toy, publication_id=namespace.publication_id)
+
+
+async def test_what_a_relay_lacks_comes_over_http(tmp_path: Path, files: PemFiles) -> None:
+    toy = toy_publication()
+    raw = await faulty(tmp_path, toy)
+    async with published(files, tmp_path, raw) as (client, http):
+        raw.manifest()
+        for layer in range(4):
+            gone = {(V0, 1): None} if layer == 2 else {}
+            raw.layer(layer, live=gone, stored=gone)
+        raw.end()
+        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+        async with subscriber.open(toy_prefix()) as cache:
+            await all_of(cache, toy)
+            assert cache.report.fetched_over_http == 1
+            assert cache.report.refetches >= 1  # the session was asked first
+
+
+async def test_a_session_that_dies_is_followed_by_http(tmp_path: Path, files: PemFiles) -> None:
+    toy = toy_publication()
+    raw = await faulty(tmp_path, toy)
+    async with published(files, tmp_path, raw) as (client, http):
+        raw.manifest(layers=1)
+        raw.layer(0)
+        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+        async with subscriber.open(toy_prefix()) as cache:
+            await cache.layer(0)
+            await client.close()
+            await all_of(cache, toy)
+            assert cache.report.fetched_over_http >= 18
+            assert cache.manifest.complete  # its newest version came over HTTP, too
+
+
+async def test_a_session_that_knows_of_nothing_gives_way(tmp_path: Path, files: PemFiles) -> None:
+    async with shelf(tmp_path) as it, serving(files) as server, joined(server, files) as client:
+        source = HttpSource(it.server.url)
+        subscriber = kvcs.Subscriber(
+            client, fallback=source, settings=replace(PATIENT, least_recovery=0.4)
+        )
+        async with subscriber.open(it.prefix) as cache:
+            await all_of(cache, it.toy)
+            assert cache.report.fetched_over_http == 24
+
+
+async def test_sessions_come_first(tmp_path: Path, files: PemFiles) -> None:
+    toy = toy_publication()
+    async with (
+        serving(files) as server,
+        kvcs.Publisher(server).publish(toy_prefix()) as publication,
+        HttpServer(tmp_path, port=0, authority=None) as http,
+    ):
+        await put(await publication.segment(), toy)
+        await publication.save(tmp_path)
+        async with joined(server, files) as client:
+            subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+            async with subscriber.open(toy_prefix()) as cache:
+                await all_of(cache, toy)
+        assert http.requests == 0
+
+
+# Recomputing
+
+
+async def test_what_nobody_has_is_recomputed(files: PemFiles) -> None:
+    toy, wire = toy_publication(), Wire()
+    raw, engine = RawPublication(toy), Engine(toy)
+    async with raw.serve(files) as server, joined(server, files, wire) as client:
+        raw.manifest()
+        for layer in range(4):
+            gone = {(V0, 1): None} if layer == 2 else {}
+            raw.layer(layer, live=gone, stored=gone)
+        raw.end()
+        subscriber = kvcs.Subscriber(client, settings=PATIENT)
+        async with subscriber.open(toy_prefix(), recompute=engine) as cache:
+            await all_of(cache, toy)
+            assert engine.asked == [(2, 4, 7)]
+            assert cache.report.recomputed == 1  # K of the block was there
+            assert cache.usable_tokens == 12
+
+
+async def test_an_aborted_publication_is_finished_by_the_caller(files: PemFiles) -> None:
+    toy = toy_publication()
+    raw, engine = RawPublication(toy), Engine(toy)
+    async with raw.serve(files) as server, joined(server, files) as client:
+        raw.manifest(layers=2)
+        raw.layers(0, 1)
+        subscriber = kvcs.Subscriber(client, settings=PATIENT)
+        async with subscriber.open(toy_prefix(), recompute=engine) as cache:
+            await cache.layer(1)
+            raw.abort("out of memory")
+            await all_of(cache, toy)
+            assert engine.asked == [(2, 0, 11), (3, 0, 11)]
+    async with raw.serve(files) as server, joined(server, files) as client:
+        with pytest.raises(PublicationAborted):
+            async with kvcs.Subscriber(client, settings=PATIENT).open(toy_prefix()) as cache:
+                await cache.complete()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((np.zeros((4, 2, 9)), np.zeros((4, 2, 8))), "recompute: k of layer 2, tokens 4-7"),
+        (
+            (
+                np.zeros((4, 2, 8), dtype=toy_prefix().descriptor.numpy_dtype),
+                np.zeros((4, 2, 8), dtype=np.float32),
+            ),
+            "recompute: v of layer 2, tokens 4-7",
+        ),
+        (ValueError("no room"), "recompute raised ValueError: no room"),
+    ],
+)
+async def test_what_comes_back_wrong_is_told(files: PemFiles, answer: Any, why: str) -> None:
+    toy = toy_publication()
+    raw = RawPublication(toy)
+
+    async def recompute(missing: MissingLayer) -> tuple[object, object]:
+        if isinstance(answer, Exception):
+            raise answer
+        k, v = answer
+        return k, v
+
+    async with raw.serve(files) as server, joined(server, files) as client:
+        raw.manifest()
+        for layer in range(4):
+            bad = {(V0, 1): damaged(toy.objects[V0, Location(2, 1)])} if layer == 2 else {}
+            raw.layer(layer, live=bad, stored=bad)
+        raw.end()
+        subscriber = kvcs.Subscriber(client, settings=PATIENT)
+        async with subscriber.open(toy_prefix(), recompute=recompute) as cache:
+            with pytest.raises(CacheIncomplete, match=why) as caught:
+                await cache.layer(2)
+            assert caught.value.__cause__ is not None
+            [missing] = caught.value.missing
+            assert (missing.component, missing.layer, missing.first_block) == ("v", 2, 1)
+            assert same(await cache.layer(3), toy)
+
+
+async def test_http_comes_before_recomputing(tmp_path: Path, files: PemFiles) -> None:
+    toy = toy_publication()
+    raw, engine = await faulty(tmp_path, toy), Engine(toy)
+    async with published(files, tmp_path, raw) as (client, http):
+        raw.manifest()
+        for layer in range(4):
+            gone = {(K0, 0): None, (V0, 0): None} if layer == 1 else {}
+            raw.layer(layer, live=gone, stored=gone)
+        raw.end()
+        spoil(tmp_path, "k.raw.s0/1", 100)
+        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+        async with subscriber.open(toy_prefix(), recompute=engine) as cache:
+            await all_of(cache, toy)
+            assert engine.asked == [(1, 0, 3)]  # V came over HTTP, K was damaged there, too
+            assert (cache.report.fetched_over_http, cache.report.recomputed) == (1, 1)

@@ -18,6 +18,7 @@ from kvcs.cli import (
     certs,
     config,
     demo,
+    doctor,
     inspect,
     keygen,
     keys,
@@ -53,6 +54,7 @@ GROUPS = (
     plan,
     demo,
     bench,
+    doctor,
     config,
 )
 for group in GROUPS:

@@ -23,6 +23,7 @@ COMMANDS = [
     "plan",
     "demo",
     "bench",
+    "doctor",
 ]
 GROUPS = {"token": ["make", "show"], "config": ["show"]}
 """Commands that have commands of their own."""

@@ -1,0 +1,262 @@
+"""Weak settings that `kvcs doctor` looks for: what each is, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kvcs.cli.loops import VARIABLE as LOOP_VARIABLE
+from kvcs.cli.options import read_descriptor, read_token
+from kvcs.errors import KvcsError
+from kvcs.keyfiles import load_key_ring, load_protection_ring
+from kvcs.kv import KVCS_SCHEME, UNPINNED, Scope
+from kvcs.kvfile import load_kv_file
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.trust import read_claims
+
+TOKEN_SOON_SECONDS = 600.0
+"""A token that has less time left than this is about to expire."""
+
+KEY_SOON_SECONDS = 7 * 86_400.0
+"""A producer's key that has less time left than this is about to expire."""
+
+KERNEL_LIMITS = ("rmem_max", "wmem_max")
+
+OPEN_TO_OTHERS = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One weak setting."""
+
+    check: str
+    """Its short name, the same for ever."""
+
+    subject: str
+    """What it is about: a file, an option, a setting of the machine."""
+
+    problem: str
+    """What is wrong with it."""
+
+    advice: str
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What a user runs kvcs with; names are those of the options."""
+
+    scope_key_file: Path | None = None
+    protect_key_file: Path | None = None
+    sign_key_file: Path | None = None
+    keys_file: Path | None = None
+    token_file: Path | None = None
+    key: Path | None = None
+    like: Path | None = None
+    descriptor: Path | None = None
+    insecure: bool = False
+    allow_anyone: bool = False
+    require_signed: bool = False
+    untrusted_relays: bool = False
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Chosen:
+        """What a command's settings in a file or in the environment say."""
+        known: dict[str, Any] = {}
+        for each in fields(cls):
+            value = values.get(each.name)
+            if value is not None:
+                known[each.name] = value if isinstance(each.default, bool) else Path(str(value))
+        return cls(**known)
+
+
+def findings(chosen: Chosen, now: float) -> Iterator[Finding]:
+    """Everything that is weak in what a command is run with.
+
+    Args:
+        chosen: its options.
+        now: Unix seconds.
+    """
+    for secret in ("scope_key_file", "protect_key_file", "sign_key_file", "token_file", "key"):
+        path: Path | None = getattr(chosen, secret)
+        if path is not None:
+            yield from _secret_file(path)
+    if chosen.insecure:
+        yield Finding(
+            "verify_off",
+            "--insecure-accept-any-certificate",
+            "whoever answers is believed to be the relay",
+            "leave it out and name the authority with --ca FILE",
+        )
+    if chosen.allow_anyone:
+        yield Finding(
+            "open_relay",
+            "--allow-anyone",
+            "the relay serves whoever can reach it, and takes publications from anybody",
+            "ask for tokens: --issuers FILE (`kvcs keygen --issuer NAME` makes the key)",
+        )
+    yield from _weights(chosen)
+    yield from _token(chosen.token_file, now)
+    yield from _producer_keys(chosen.keys_file, now)
+    yield from _protection(chosen)
+    if chosen.untrusted_relays:
+        yield from _untrusted(chosen)
+
+
+def machine() -> Iterator[Finding]:
+    """Everything that is weak in the machine."""
+    wanted = QuicSettings().socket_buffer
+    for name in KERNEL_LIMITS:
+        limit = _kernel_limit(name)
+        if limit is not None and limit < wanted:
+            yield Finding(
+                "socket_buffers",
+                f"net.core.{name}",
+                f"{limit} octets, where kvcs asks for {wanted}: bursts are lost",
+                f"sysctl -w net.core.{name}={wanted}",
+            )
+    if os.environ.get(LOOP_VARIABLE) == "asyncio" or find_spec("uvloop") is None:
+        chosen = os.environ.get(LOOP_VARIABLE) == "asyncio"
+        yield Finding(
+            "no_uvloop",
+            "event loop",
+            "asyncio's own loop is slower than uvloop",
+            f"unset {LOOP_VARIABLE}" if chosen else "pip install 'kvcs[uvloop]'",
+        )
+
+
+def _secret_file(path: Path) -> Iterator[Finding]:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as exc:
+        yield _unreadable(path, exc.strerror or str(exc))
+        return
+    if mode & OPEN_TO_OTHERS:
+        yield Finding(
+            "secret_readable",
+            str(path),
+            f"its mode is {mode:04o}: others than its owner can get at the secret in it",
+            f"chmod 600 {path}; if somebody may have read it, make a new one",
+        )
+
+
+def _unreadable(path: Path, why: str) -> Finding:
+    return Finding("unreadable", str(path), why, "name a file that is there and can be read")
+
+
+def _weights(chosen: Chosen) -> Iterator[Finding]:
+    for path in (chosen.like, chosen.descriptor):
+        if path is None:
+            continue
+        try:
+            descriptor = (
+                read_descriptor(path)
+                if path is chosen.descriptor
+                else load_kv_file(path, partial=True).descriptor
+            )
+        except KvcsError as exc:
+            yield _unreadable(path, str(exc))
+            continue
+        if descriptor.weights is UNPINNED:
+            yield Finding(
+                "weights_unpinned",
+                str(path),
+                "the descriptor names no weights: caches of another training of the model fit, too",
+                "make it with the weights' fingerprint",
+            )
+
+
+def _token(path: Path | None, now: float) -> Iterator[Finding]:
+    if path is None:
+        return
+    try:
+        left = read_claims(read_token(path, is_known=True)).expires - now
+    except KvcsError as exc:
+        yield _unreadable(path, str(exc))
+        return
+    if left < TOKEN_SOON_SECONDS:
+        yield Finding(
+            "token_expires",
+            str(path),
+            "it has expired" if left <= 0 else f"it expires in {left:.0f} s",
+            "put a fresh one into the file: `kvcs token make`",
+        )
+
+
+def _producer_keys(path: Path | None, now: float) -> Iterator[Finding]:
+    if path is None:
+        return
+    try:
+        ring = load_key_ring(path)
+    except KvcsError as exc:
+        yield _unreadable(path, str(exc))
+        return
+    for key in ring:
+        if key.expires is not None and key.expires - now < KEY_SOON_SECONDS:
+            yield Finding(
+                "producer_key_expires",
+                f"{path}: key {key.kid.hex()}",
+                "it counts no longer, or for less than a week",
+                "add its successor: `kvcs keys RING --add FILE`",
+            )
+
+
+def _protection(chosen: Chosen) -> Iterator[Finding]:
+    path = chosen.protect_key_file
+    if path is None:
+        return
+    try:
+        ring = load_protection_ring(path)
+    except KvcsError as exc:
+        yield _unreadable(path, str(exc))
+        return
+    if not any(ring.may_send(key.key_id) for key in ring):
+        yield Finding(
+            "protection_seals_nothing",
+            str(path),
+            "every key of it is for receiving only: nothing can be published with it",
+            f"kvcs keygen --protection --rotate --out {path}",
+        )
+    if chosen.scope_key_file is None or ring.scope_id is None:
+        return
+    try:
+        text = chosen.scope_key_file.read_text("ascii")
+        scope_id = KVCS_SCHEME.scope_id(Scope.from_hex(text))
+    except (KvcsError, OSError, UnicodeDecodeError):
+        return  # it was told already, or the other commands tell it
+    if scope_id != ring.scope_id:
+        yield Finding(
+            "protection_of_another_scope",
+            str(path),
+            "its keys are for another scope than the scope key",
+            f"kvcs keygen --protection --scope-key-file {chosen.scope_key_file} --out FILE",
+        )
+
+
+def _untrusted(chosen: Chosen) -> Iterator[Finding]:
+    if chosen.protect_key_file is None:
+        yield Finding(
+            "not_protected",
+            "--untrusted-relays",
+            "relays are not trusted, and nothing keeps them from reading or making caches",
+            "--protect-key-file FILE (`kvcs keygen --protection` makes it)",
+        )
+    if chosen.sign_key_file is None and not (chosen.keys_file and chosen.require_signed):
+        yield Finding(
+            "not_signed",
+            "--untrusted-relays",
+            "protection shows that a cache is of the scope, and not who of it has made it",
+            "producers: --sign-key-file FILE; consumers: --keys-file FILE --require-signed",
+        )
+
+
+def _kernel_limit(name: str) -> int | None:
+    try:
+        return int(Path(f"/proc/sys/net/core/{name}").read_text("ascii"))
+    except (OSError, ValueError):
+        return None

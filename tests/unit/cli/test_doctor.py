@@ -1,0 +1,172 @@
+"""`kvcs doctor`: each weak setting is found, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvcs
+from kvcs.cli import checks
+from kvcs.cli.checks import Chosen, Finding, findings
+from tests.command import Run
+
+DESCRIPTOR: dict[str, Any] = {
+    "model": "tiny",
+    "layers": 1,
+    "kv_heads": 1,
+    "head_dim": 2,
+    "dtype": "float16",
+    "block_tokens": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def strong_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without weaknesses."""
+    monkeypatch.setattr(checks, "_kernel_limit", lambda name: 1 << 30)
+    monkeypatch.setattr(checks, "find_spec", lambda name: object())
+    monkeypatch.delenv("KVCS_EVENT_LOOP", raising=False)
+
+
+@pytest.fixture
+def made(run: Run, tmp_path: Path) -> Path:
+    """A folder of files as kvcs makes them."""
+    scope = ("--scope-key-file", tmp_path / "scope.key")
+    signer = ("--out", tmp_path / "sign.key", "--public", tmp_path / "producers.ring")
+    issuer = ("--issuer-key-file", tmp_path / "issuer.key", "--role", "consumer")
+    token = ("--audience", "relay", "--lifetime", "3600", "--out", tmp_path / "token")
+    for words in (
+        ("keygen", "--out", tmp_path / "scope.key"),
+        ("keygen", "--protection", *scope, "--out", tmp_path / "protect.keys"),
+        ("keygen", "--signing", *scope, *signer),
+        ("keygen", "--issuer", "us", *scope, "--out", tmp_path / "issuer.key"),
+        ("token", "make", *issuer, *scope, *token),
+    ):
+        ran = run(*words)
+        assert ran.code == 0, ran.err
+    return tmp_path
+
+
+def strong(folder: Path) -> list[object]:
+    return [
+        *("--scope-key-file", folder / "scope.key"),
+        *("--protect-key-file", folder / "protect.keys"),
+        *("--sign-key-file", folder / "sign.key"),
+        *("--keys-file", folder / "producers.ring"),
+        *("--token-file", folder / "token"),
+        "--untrusted-relays",
+        "--require-signed",
+    ]
+
+
+def test_what_kvcs_makes_is_not_weak(run: Run, made: Path) -> None:
+    ran = run("doctor", *strong(made), "--json")
+    assert (ran.code, ran.json()) == (0, []), ran.err
+    said = run("doctor", *strong(made))
+    assert (said.code, said.err) == (0, "")
+    assert "none" in said.out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+@pytest.mark.parametrize("name", ["scope.key", "protect.keys", "sign.key", "token"])
+def test_a_secret_that_others_can_read(run: Run, made: Path, name: str) -> None:
+    (made / name).chmod(0o640)
+    ran = run("doctor", *strong(made), "--json")
+    [found] = ran.json()
+    assert (ran.code, found["check"], found["subject"]) == (2, "secret_readable", str(made / name))
+    assert "chmod 600" in found["advice"] and "0640" in found["problem"]
+
+
+@pytest.mark.parametrize(
+    ("words", "check"),
+    [
+        (("--insecure-accept-any-certificate",), ["verify_off"]),
+        (("--allow-anyone",), ["open_relay"]),
+        (("--untrusted-relays",), ["not_protected", "not_signed"]),
+        (("--token-file", "absent"), ["unreadable", "unreadable"]),
+        (("--keys-file", "absent"), ["unreadable"]),
+        (("--like", "absent"), ["unreadable"]),
+        (("--descriptor", "absent"), ["unreadable"]),
+    ],
+)
+def test_weak_options(run: Run, words: tuple[str, ...], check: list[str]) -> None:
+    ran = run("doctor", *words, "--json")
+    assert ran.code == 2
+    assert [found["check"] for found in ran.json()][: len(check)] == check
+    assert all(found["advice"] and found["problem"] for found in ran.json())
+
+
+def test_weights_that_are_not_pinned(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "descriptor.json"
+    for weights, checked in ((None, ["weights_unpinned"]), ("sha256:1", [])):
+        pinned = kvcs.UNPINNED if weights is None else weights
+        document = kvcs.Descriptor(weights=pinned, **DESCRIPTOR).to_json()
+        path.write_text(json.dumps(document))
+        ran = run("doctor", "--descriptor", path, "--json")
+        assert [found["check"] for found in ran.json()] == checked
+
+
+@pytest.mark.parametrize(("later", "says"), [(3100, "expires in"), (3700, "has expired")])
+def test_a_token_that_ends_soon(made: Path, later: int, says: str) -> None:
+    chosen = Chosen(token_file=made / "token")
+    assert list(findings(chosen, time.time())) == []
+    [found] = findings(chosen, time.time() + later)
+    assert found.check == "token_expires" and says in found.problem
+
+
+def test_keys_that_end_or_do_not_fit(run: Run, made: Path) -> None:
+    ran = run(
+        *("keygen", "--signing", "--every-scope", "--days", "3", "--out", made / "short.key"),
+        *("--public", made / "short.ring"),
+    )
+    assert ran.code == 0
+    [found] = findings(Chosen(keys_file=made / "short.ring"), time.time())
+    assert found.check == "producer_key_expires"
+    ring = kvcs.load_protection_ring(made / "protect.keys")
+    ring.set_send(ring.current.key_id, False)
+    kvcs.save_protection_ring(made / "protect.keys", ring, replace=True)
+    run("keygen", "--out", made / "other.key")
+    chosen = Chosen(protect_key_file=made / "protect.keys", scope_key_file=made / "other.key")
+    assert [each.check for each in findings(chosen, 0.0)] == [
+        "protection_seals_nothing",
+        "protection_of_another_scope",
+    ]
+
+
+def test_a_weak_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_kernel_limit", {"rmem_max": 212_992}.get)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    ran = run("doctor", "--json")
+    assert ran.code == 2
+    assert [(found["check"], found["subject"]) for found in ran.json()] == [
+        ("socket_buffers", "net.core.rmem_max"),
+        ("no_uvloop", "event loop"),
+    ]
+    assert "sysctl -w net.core.rmem_max=4194304" in run("doctor").out
+
+
+def test_the_configuration_is_looked_at(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kvcs.toml"
+    path.write_text("[relay]\nallow-anyone = true\n[publish]\nuntrusted-relays = true\n")
+    monkeypatch.setenv("KVCS_FETCH_INSECURE_ACCEPT_ANY_CERTIFICATE", "1")
+    ran = run("--config", path, "doctor", "--json")
+    assert ran.code == 2
+    assert {found["check"] for found in ran.json()} == {
+        "open_relay",
+        "not_protected",
+        "not_signed",
+        "verify_off",
+    }
+
+
+def test_a_finding_is_told_once() -> None:
+    chosen = Chosen(allow_anyone=True)
+    assert len(set([*findings(chosen, 0.0), *findings(chosen, 0.0)])) == 1
+    assert isinstance(next(findings(chosen, 0.0)), Finding)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import typer
 
 from kvcs.cli import files
 from kvcs.cli.authorities import read_protection
 from kvcs.cli.frame import command
 from kvcs.cli.options import (
+    AnchorsOption,
     CaOption,
     DescriptorOption,
     InsecureOption,
     LikeOption,
     Peer,
+    ProbeOption,
     ProtectKeyOption,
     RelayOption,
     ScopeKeyOption,
     TokenOption,
     TokensOption,
     UntrustedRelaysOption,
+    parse_anchors,
     read_prefix,
 )
 from kvcs.cli.output import Output
 from kvcs.kv import KVCS_SCHEME, Prefix, holder_uri
-from kvcs.subscriber import Subscriber
+from kvcs.subscriber import PublicationInfo, Subscriber
+from kvcs.subscriber.discovery import halved
 
 
 def register(app: typer.Typer) -> None:
@@ -42,8 +49,10 @@ def register(app: typer.Typer) -> None:
         protect_key_file: ProtectKeyOption = None,
         untrusted_relays: UntrustedRelaysOption = False,
         insecure: InsecureOption = False,
+        probe: ProbeOption = None,
+        anchors: AnchorsOption = None,
     ) -> None:
-        """List the publications of a scope, or of one prefix.
+        """List the publications of a scope, or of one prefix and shorter ones.
 
         Nothing of them is read: names alone are shown, whether the publications are protected or
         not.
@@ -56,14 +65,44 @@ def register(app: typer.Typer) -> None:
             wanted = read_prefix(output, scope_key_file, like, tokens, descriptor)
         peer = Peer(relay, ca, token_file, insecure, untrusted=untrusted_relays)
         async with peer.connect() as session:
-            found = await Subscriber(session, protection=ring).list(wanted)
-        rows = [
+            subscriber = Subscriber(session, protection=ring)
+            if isinstance(wanted, Prefix):
+                found = await _of_prefix(subscriber, wanted, probe, parse_anchors(anchors))
+            else:
+                found = [(info, None) for info in await subscriber.list(wanted)]
+        rows: list[dict[str, Any]] = [
             {
                 "publication": info.namespace.publication_id.hex(),
                 "compat_id": info.namespace.compat_id.hex()[:16],
                 "anchor_key": info.namespace.anchor_key.hex()[:16],
                 "uri": holder_uri(relay, info.namespace),
             }
-            for info in found
+            | ({} if usable is None else {"tokens": usable})
+            for info, usable in found
         ]
-        output.table(("publication", "compat_id", "anchor_key", "uri"), rows)
+        columns = ("publication", "compat_id", "anchor_key", "uri")
+        output.table((*columns, "tokens") if isinstance(wanted, Prefix) else columns, rows)
+
+
+async def _of_prefix(
+    subscriber: Subscriber, prefix: Prefix, probe: int | None, anchors: tuple[int, ...] | None
+) -> list[tuple[PublicationInfo, int | None]]:
+    """Publications of a prefix and of shorter ones, longest first, and how many tokens they share
+    with it at least: those of their first segment.
+
+    Raises:
+        UsageError: an anchor is none.
+        KvcsError: as `Subscriber.list`.
+    """
+    count = subscriber.settings.probe if probe is None else probe
+    lengths = halved(prefix.blocks, count) if anchors is None else anchors[:count]
+    lengths = (prefix.blocks, *sorted(set(lengths) - {prefix.blocks}, reverse=True))
+    for each in lengths:
+        prefix.anchor_key(each)  # refused here, before anything is asked for
+    answers = await asyncio.gather(*(subscriber.list(prefix, blocks=each) for each in lengths))
+    size = prefix.descriptor.block_tokens
+    return [
+        (info, length * size)
+        for length, answer in zip(lengths, answers, strict=True)
+        for info in answer
+    ]

@@ -25,6 +25,7 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import connect
 from kvcs.quic.reconnect import Reconnect
 from kvcs.quic.tokens import TokenSource, token_octets
+from kvcs.subscriber.settings import MAX_ANCHORS
 
 MAX_TOKEN_FILE_OCTETS = 1 << 27
 """Longest file of token ids that is read."""
@@ -157,6 +158,25 @@ WaitOption = Annotated[
         parser=seconds,
         metavar="SECONDS",
         help="How long to wait for a publication; up to the deadline.",
+    ),
+]
+ProbeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--probe",
+        min=0,
+        max=MAX_ANCHORS,
+        metavar="N",
+        help="How many shorter prefixes to look for where the whole one is not there; 8 by default."
+        " With 0 the relay does not learn where prompts part.",
+    ),
+]
+AnchorsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--anchors",
+        metavar="N,N",
+        help="Lengths of these, in blocks; half the prefix, a quarter and so on by default.",
     ),
 ]
 ReconnectOption = Annotated[
@@ -357,6 +377,20 @@ def _read_tokens(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([int(word) for word in words], dtype=np.int64)
     except (ValueError, OverflowError):
         raise FileError(f"{path}: not a list of integers") from None
+
+
+def parse_anchors(text: str | None) -> tuple[int, ...] | None:
+    """Read `--anchors`.
+
+    Raises:
+        UsageError: it is no list of numbers.
+    """
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(re.fullmatch(r" *[0-9]{1,10} *", part) for part in parts):
+        raise UsageError(f"--anchors: expected numbers of blocks such as 64,128, got {text[:40]!r}")
+    return tuple(map(int, parts))
 
 
 def parse_range(text: str | None, what: str) -> tuple[int, int] | None:

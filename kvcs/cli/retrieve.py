@@ -15,6 +15,7 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     RECONNECT_SECONDS,
+    AnchorsOption,
     CaOption,
     DatagramSizeOption,
     DeadlineOption,
@@ -24,6 +25,7 @@ from kvcs.cli.options import (
     LikeOption,
     LinesOption,
     Peer,
+    ProbeOption,
     ProtectKeyOption,
     ReconnectOption,
     RelaysOption,
@@ -34,6 +36,7 @@ from kvcs.cli.options import (
     UntrustedRelaysOption,
     WaitOption,
     connect_all,
+    parse_anchors,
     parse_range,
     read_prefix,
 )
@@ -59,6 +62,10 @@ PublicationOption = Annotated[
     str | None, typer.Option("--publication", metavar="URI", help="Take this one: a holder URI.")
 ]
 
+LossyOption = Annotated[
+    bool, typer.Option("--lossy", help="Take an encoding that loses some bits, too.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
@@ -74,6 +81,9 @@ def register(app: typer.Typer) -> None:
         out: OutOption = None,
         compare: CompareOption = None,
         publication: PublicationOption = None,
+        probe: ProbeOption = None,
+        anchors: AnchorsOption = None,
+        lossy: LossyOption = False,
         ca: CaOption = None,
         token_file: TokenOption = None,
         keys_file: KeysOption = None,
@@ -112,6 +122,9 @@ def register(app: typer.Typer) -> None:
             deadline=deadline,
             wait=wait,
             publication=publication,
+            probe=probe,
+            anchors=parse_anchors(anchors),
+            lossy=lossy,
             keys_file=keys_file,
             require_signed=require_signed,
             protect_key_file=protect_key_file,
@@ -136,6 +149,9 @@ def register(app: typer.Typer) -> None:
         out: OutOption = None,
         compare: CompareOption = None,
         publication: PublicationOption = None,
+        probe: ProbeOption = None,
+        anchors: AnchorsOption = None,
+        lossy: LossyOption = False,
         ca: CaOption = None,
         token_file: TokenOption = None,
         keys_file: KeysOption = None,
@@ -177,6 +193,9 @@ def register(app: typer.Typer) -> None:
             deadline=deadline,
             wait=wait,
             publication=publication,
+            probe=probe,
+            anchors=parse_anchors(anchors),
+            lossy=lossy,
             layers=parse_range(layers, "--layers"),
             blocks=None if wanted is None else wanted[1] + 1,
             keys_file=keys_file,
@@ -197,6 +216,9 @@ async def _retrieve(
     deadline: float | None,
     wait: float | None,
     publication: str | None,
+    probe: int | None,
+    anchors: tuple[int, ...] | None,
+    lossy: bool,
     keys_file: Path | None,
     require_signed: bool,
     protect_key_file: Path | None,
@@ -229,6 +251,9 @@ async def _retrieve(
             layers=layers,
             blocks=blocks,
             publication=publication,
+            probe=probe,
+            anchors=anchors,
+            lossy=lossy,
             retrieve=retrieve,
         ) as cache:
             told.event("opened", layers=len(cache.layers), blocks=cache.blocks)
@@ -296,6 +321,8 @@ def _show(output: Output, document: dict[str, Any], told: Lines) -> None:
         ("first layer", f"{document['first_layer_seconds']:.3f} s"),
         ("last layer", f"{document['last_layer_seconds']:.3f} s"),
     ]
+    if document["tokens"] < document["prefix_tokens"]:
+        facts.insert(3, ("to compute", f"{document['prefix_tokens'] - document['tokens']} tokens"))
     if document["signed_by"] is not None:
         facts.append(("signed by", f"key {document['signed_by']}, verified"))
     if document["protected"]:

@@ -100,11 +100,13 @@ class Subscriber:
         objects."""
         return dict(self._protection.rejected)
 
-    async def list(self, of: Prefix | bytes) -> list[PublicationInfo]:
+    async def list(self, of: Prefix | bytes, *, blocks: int | None = None) -> list[PublicationInfo]:
         """Publications that are announced now.
 
         Args:
             of: a prefix, or a Scope ID of 16 octets for all publications of a scope.
+            blocks: publications of so many blocks of the prefix, in their first segment; all by
+                default.
 
         Raises:
             UsageError: ``of`` is neither.
@@ -114,7 +116,7 @@ class Subscriber:
         """
         if not isinstance(of, Prefix) and len(of) != SCOPE_ID_OCTETS:
             raise UsageError(f"a Scope ID has {SCOPE_ID_OCTETS} octets, not {len(of)}")
-        prefix = of.namespace_prefix() if isinstance(of, Prefix) else (APPLICATION, bytes(of))
+        prefix = of.namespace_prefix(blocks) if isinstance(of, Prefix) else (APPLICATION, bytes(of))
         until = asyncio.get_running_loop().time() + self.settings.least_deadline
         sessions = await self._finder.sessions(until)
         results = await asyncio.gather(*(self._list(each, prefix) for each in sessions))

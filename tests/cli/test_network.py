@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -168,8 +169,34 @@ def test_ls_lists_what_fetch_can_take(
     assert same(out, place.cache)
     other = make_cache(tmp_path / "other.safetensors", seed=2)
     nothing = run("ls", *there, "--like", other)
-    assert (nothing.code, nothing.out.splitlines()) == (0, ["\t".join(columns)])
+    assert (nothing.code, nothing.out.splitlines()) == (0, ["\t".join([*columns, "tokens"])])
     assert run("ls", *there, "--like", other, "--json").json() == []
+
+
+def test_a_longer_prompt_gets_what_it_shares(
+    place: Place, relay: RunningRelay, published: str, tmp_path: Path, run: Run
+) -> None:
+    ours = kvcs.load_kv_file(place.cache)
+    longer = tmp_path / "longer.json"
+    longer.write_text(json.dumps([*map(int, ours.token_ids[:16]), *range(900, 916)]))
+    named = ("--tokens", longer, "--descriptor", place.descriptor)
+    there = ("--relay", relay.url, *place.member, *named)
+    out = tmp_path / "shared.safetensors"
+    got = run("fetch", *there, "--out", out, "--anchors", "4")
+    assert (got.code, got.err) == (0, "")
+    facts = dict(line.split("  ", 1) for line in got.out.splitlines())
+    assert (facts["tokens"].strip(), facts["to compute"].strip()) == ("16", "16 tokens")
+    assert same(out, place.cache)
+    rows = run("ls", *there, "--json").json()
+    assert [row["tokens"] for row in rows if row["uri"] == published] == [16]
+    for arguments, says in [
+        (("--probe", "0"), "no publication of the prefix"),
+        (("--anchors", "8"), "an anchor is shorter than the prefix of 8 blocks"),
+        (("--anchors", "four"), "--anchors: expected numbers of blocks"),
+    ]:
+        refused = run("fetch", *there, "--out", tmp_path / "none.safetensors", *arguments)
+        assert refused.code == 2
+        assert says in refused.line()
 
 
 def test_a_publication_says_what_it_is(

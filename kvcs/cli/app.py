@@ -27,6 +27,7 @@ from kvcs.cli import (
     publish,
     relay,
     retrieve,
+    serve_http,
     token,
 )
 from kvcs.cli.failures import ExitCode, report
@@ -50,6 +51,7 @@ GROUPS = (
     relay,
     publish,
     retrieve,
+    serve_http,
     listing,
     plan,
     demo,

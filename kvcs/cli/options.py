@@ -64,6 +64,15 @@ RelaysOption = Annotated[
         " replaced by another.",
     ),
 ]
+AnyRelaysOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--relay",
+        metavar="URL",
+        help="Relay or publisher, moqt://HOST:PORT; where it is repeated, one that fails is"
+        " replaced by another.",
+    ),
+]
 RelayOption = Annotated[
     str, typer.Option("--relay", metavar="URL", help="Relay or publisher, moqt://HOST:PORT.")
 ]
@@ -243,8 +252,14 @@ class Peer:
 
 
 @asynccontextmanager
-async def connect_all(peers: Sequence[Peer]) -> AsyncIterator[list[Connection]]:
+async def connect_all(
+    peers: Sequence[Peer], *, can_do_without: bool = False
+) -> AsyncIterator[list[Connection]]:
     """Open a session with each peer; those that cannot be reached are left out if any can.
+
+    Args:
+        peers: where.
+        can_do_without: whether it is no failure if none can be reached.
 
     Raises:
         ConnectionFailed: none can be reached; as for `Peer.connect` with a single one.
@@ -256,7 +271,8 @@ async def connect_all(peers: Sequence[Peer]) -> AsyncIterator[list[Connection]]:
         sessions = [each for each in opened if not isinstance(each, BaseException)]
         failures = [each for each in opened if isinstance(each, BaseException)]
         for failure in failures:
-            if not sessions or not isinstance(failure, ConnectionFailed | ConnectionClosed):
+            needed = not (sessions or can_do_without)
+            if needed or not isinstance(failure, ConnectionFailed | ConnectionClosed):
                 raise failure
             Output().note(f"left out: {failure}")
         yield sessions

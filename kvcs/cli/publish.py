@@ -114,6 +114,15 @@ def register(app: typer.Typer) -> None:
                 help="Time between layers, as if they were computed.",
             ),
         ] = 0.0,
+        save: Annotated[
+            Path | None,
+            typer.Option(
+                "--save",
+                metavar="DIR",
+                help="Also write the publication there, for `kvcs serve-http`; without --relay and"
+                " --serve that is all.",
+            ),
+        ] = None,
         lines: LinesOption = False,
     ) -> None:
         """Publish a KV cache file and serve it until interrupted."""
@@ -139,6 +148,16 @@ def register(app: typer.Typer) -> None:
             for url in dict.fromkeys(relay or ())
         ]
         quic = QuicSettings(datagram_size=datagram_size)
+        if save is not None and not peers and bind is None:
+            # A server that does not listen: it is published to nobody.
+            async with Publisher(Server(), settings=settings).publish(
+                prefix, sign=sign, protect=protect
+            ) as publication:
+                await _put_layers(output, cache, publication, pace, told)
+                folder = await publication.save(save)
+                told.event("saved", folder=str(folder))
+                _show(output, publication, str(folder), told)
+            return
         async with _session(peers, bind, cert, key, quic, token_file) as sessions:
             where = next(each.url if isinstance(each, Server) else each.peer for each in sessions)
             publisher = Publisher(*sessions, settings=settings)
@@ -148,6 +167,8 @@ def register(app: typer.Typer) -> None:
                 if not output.as_json and not lines:
                     output.note(f"announced {uri}")
                 await _put_layers(output, cache, publication, pace, told)
+                if save is not None:
+                    told.event("saved", folder=str(await publication.save(save)))
                 _show(output, publication, uri, told)
                 await _stay(sessions, retain)
 

@@ -16,6 +16,7 @@ from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     RECONNECT_SECONDS,
     AnchorsOption,
+    AnyRelaysOption,
     CaOption,
     DatagramSizeOption,
     DeadlineOption,
@@ -28,7 +29,6 @@ from kvcs.cli.options import (
     ProbeOption,
     ProtectKeyOption,
     ReconnectOption,
-    RelaysOption,
     RequireSignedOption,
     ScopeKeyOption,
     TokenOption,
@@ -39,9 +39,11 @@ from kvcs.cli.options import (
     parse_anchors,
     parse_range,
     read_prefix,
+    token_source,
 )
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import CacheIncomplete, FileError, PublicationAborted, UsageError
+from kvcs.fallback import HttpSource
 from kvcs.keyfiles import load_key_ring
 from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
@@ -62,6 +64,16 @@ PublicationOption = Annotated[
     str | None, typer.Option("--publication", metavar="URI", help="Take this one: a holder URI.")
 ]
 
+FallbackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fallback",
+        metavar="URL",
+        help="Where `kvcs serve-http` is, https://HOST:PORT: for what no relay has, and where none"
+        " can be reached.",
+    ),
+]
+
 LossyOption = Annotated[
     bool, typer.Option("--lossy", help="Take an encoding that loses some bits, too.")
 ]
@@ -73,8 +85,9 @@ def register(app: typer.Typer) -> None:
     @command(app, "subscribe")
     async def subscribe(
         output: Output,
-        relay: RelaysOption,
         scope_key_file: ScopeKeyOption,
+        relay: AnyRelaysOption = None,
+        fallback: FallbackOption = None,
         like: LikeOption = None,
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
@@ -112,7 +125,7 @@ def register(app: typer.Typer) -> None:
                     reconnect,
                     untrusted_relays,
                 )
-                for url in dict.fromkeys(relay)
+                for url in dict.fromkeys(relay or ())
             ],
             prefix,
             out,
@@ -128,13 +141,15 @@ def register(app: typer.Typer) -> None:
             keys_file=keys_file,
             require_signed=require_signed,
             protect_key_file=protect_key_file,
+            fallback=_source(fallback, ca, token_file),
         )
 
     @command(app, "fetch")
     async def fetch(
         output: Output,
-        relay: RelaysOption,
         scope_key_file: ScopeKeyOption,
+        relay: AnyRelaysOption = None,
+        fallback: FallbackOption = None,
         like: LikeOption = None,
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
@@ -183,7 +198,7 @@ def register(app: typer.Typer) -> None:
                     reconnect,
                     untrusted_relays,
                 )
-                for url in dict.fromkeys(relay)
+                for url in dict.fromkeys(relay or ())
             ],
             prefix,
             out,
@@ -201,7 +216,12 @@ def register(app: typer.Typer) -> None:
             keys_file=keys_file,
             require_signed=require_signed,
             protect_key_file=protect_key_file,
+            fallback=_source(fallback, ca, token_file),
         )
+
+
+def _source(url: str | None, ca: Path | None, token_file: Path | None) -> HttpSource | None:
+    return None if url is None else HttpSource(url, ca=ca, token=token_source(token_file))
 
 
 async def _retrieve(
@@ -222,9 +242,12 @@ async def _retrieve(
     keys_file: Path | None,
     require_signed: bool,
     protect_key_file: Path | None,
+    fallback: HttpSource | None,
     layers: tuple[int, int] | None = None,
     blocks: int | None = None,
 ) -> None:
+    if not peers and fallback is None:
+        raise UsageError("say where to look: --relay URL, --fallback URL, or both")
     if out is None and compare is None:
         raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
     if out is not None:
@@ -240,9 +263,13 @@ async def _retrieve(
         raise FileError(f"{compare}: another descriptor: {differences}")
     received: dict[int, tuple[Any, Any]] = {}
     differing: list[int] = []
-    async with connect_all(peers) as sessions:
+    async with connect_all(peers, can_do_without=fallback is not None) as sessions:
         subscriber = Subscriber(
-            *sessions, keys=keys, require_signed=require_signed, protection=ring
+            *sessions,
+            keys=keys,
+            require_signed=require_signed,
+            protection=ring,
+            fallback=fallback,
         )
         async with subscriber.open(
             prefix,

@@ -1,0 +1,67 @@
+"""`kvcs publish --save`, `kvcs serve-http` and `--fallback`: a cache without any relay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvcs
+from tests.cli.conftest import Place
+from tests.command import Process, Run
+
+
+def same_octets(one: Path, other: Path) -> bool:
+    """Whether the received file has the whole blocks of the published one."""
+    got, meant = kvcs.load_kv_file(one), kvcs.load_kv_file(other)
+    tokens = len(got.token_ids)
+    return all(
+        got.layers[index].k.tobytes() == layer.k[:tokens].tobytes()
+        and got.layers[index].v.tobytes() == layer.v[:tokens].tobytes()
+        for index, layer in meant.layers.items()
+    )
+
+
+def test_a_saved_cache_is_served_and_fetched(place: Place, run: Run, tmp_path: Path) -> None:
+    shelf, out = tmp_path / "shelf", tmp_path / "out.safetensors"
+    saved = run(
+        *("publish", place.cache, "--scope-key-file", place.scope_key, "--save", shelf, "--json")
+    )
+    assert saved.code == 0, saved.err
+    assert saved.json()["layers"] == 6
+    with Process(
+        *("serve-http", shelf, "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--lines")
+    ) as server:
+        url = server.event("listening")["url"]
+        assert url.startswith("https://")
+        fetch = ("fetch", "--fallback", url, *place.member, "--like", place.cache)
+        fetched = run(*fetch, "--out", out, "--json")
+        assert fetched.code == 0, fetched.err
+        assert fetched.json()["fetched_over_http"] == 2 * 6 * 4
+        assert same_octets(out, place.cache)
+        some = run(*fetch, "--layers", "2-3", "--compare", place.cache, "--json")
+        assert (some.code, some.json()["equal"]) == (0, True)
+        # A relay that nobody answers for is no hindrance.
+        beside = run(
+            *(*fetch, "--relay", "moqt://127.0.0.1:9", "--deadline", "3"),
+            *("--compare", place.cache, "--json"),
+        )
+        assert (beside.code, beside.json()["equal"]) == (0, True), beside.err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("serve-http", "."), "--issuers FILE"),
+        (("serve-http", ".", "--allow-anyone", "--issuers", "x"), "--issuers FILE"),
+        (("serve-http", "nowhere", "--allow-anyone", "--bind", "127.0.0.1:0"), "no folder"),
+        (("serve-http", ".", "--allow-anyone", "--bind", "0.0.0.0:0"), "certificate"),
+        (("fetch", "--out", "x"), "--fallback URL"),
+        (("fetch", "--fallback", "http://cache.example", "--out", "x"), "https://"),
+    ],
+)
+def test_mistakes_are_one_line(place: Place, run: Run, words: tuple[str, ...], why: str) -> None:
+    member = () if words[0] == "serve-http" else (*place.member, "--like", place.cache)
+    ran = run(*words, *member)
+    assert ran.code == 2
+    assert why in ran.line()

@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 
+import kvcs
 import kvcs.moqt
 import kvcs.quic
 from kvcs.testing import network
+from tests.builders import toy_prefix, toy_publication
 from tests.certificates import write_pem
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = re.compile(r"<!-- python: ([\w ]+) -->\n```python\n(.*?)```", re.DOTALL)
-RUN = {"testing.md": {"application"}, "moqt.md": {"readings", "everything new"}}
+RUN = {
+    "testing.md": {"application"},
+    "moqt.md": {"readings", "everything new"},
+    "security.md": {"protected"},
+}
 """The blocks of each page; every one is run by a test below."""
 
 
@@ -73,6 +79,23 @@ def test_published_tracks_come_over_a_virtual_network() -> None:
         return await main("unused", "unused", "unused", net.host("local").address)
 
     assert network.run(virtual()) == [("ada", "ada is here"), ("bo", "bo is here")]
+
+
+async def test_what_is_protected_comes_through_a_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, toy, prefix = write_pem(tmp_path), toy_publication(), toy_prefix()
+    monkeypatch.chdir(tmp_path)
+    ring = kvcs.ProtectionRing(scope_id=prefix.scope_id)
+    ring.rotate()
+    kvcs.save_protection_ring("protect.keys", ring)
+    settings = kvcs.RelaySettings(cert=files.cert, key=files.key, port=0, allow_anyone=True)
+    produce: Callable[..., Coroutine[Any, Any, str]] = names_of("security.md", "protected")[
+        "produce"
+    ]
+    async with kvcs.Relay(settings) as relay:
+        layers = list(zip(toy.k, toy.v, strict=True))
+        assert await produce(relay.url, files.ca, prefix, layers) == "4 layers, rejected: {}"
 
 
 def test_names_that_the_pages_link_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.intervals import FIRST, following
 from kvcs.moqt.messages import SubscribeOk
-from kvcs.moqt.names import Location
+from kvcs.moqt.names import MAX_VI64, Location
 from kvcs.moqt.objects import (
     Item,
     ObjectChunk,
@@ -119,6 +120,8 @@ class TrackReceiver:
         self._largest: Location | None = None
         self._default_priority = DEFAULT_PRIORITY
         self._streams: dict[int, _Stream] = {}
+        self._silent: set[Location] = set()
+        """Objects of the selection that did not open."""
 
     @property
     def open_streams(self) -> int:
@@ -248,6 +251,7 @@ class TrackReceiver:
         if error.check in QUIET_CHECKS:
             # Asked for at once, it would show a relay which forgeries fail. It is missed like a
             # lost one: when the track ends or falls silent.
+            self._silent.add(location)
             return
         reason = f"an object failed its {error.check} check"
         self._taker.lost(self.track, Span(location, location), reason)
@@ -276,13 +280,17 @@ class TrackReceiver:
         self.filled = True
         if self._largest is not None:
             span = Span(FIRST if failure is None else behind, self._largest)
-            self._taker.lost(self.track, span, failure or "a fill left objects out")
+            self._lost(span, failure or "a fill left objects out")
         self._taker.track_changed(self.track)
 
     def _subgroup_ended(self, header: SubgroupHeader, failure: str | None) -> None:
         if failure is not None or (header.end_of_group and self._is_live(header.group_id)):
-            span = Span.of_group(header.group_id)
-            self._taker.lost(self.track, span, failure or "a stream left objects out")
+            self._lost(Span.of_group(header.group_id), failure or "a stream left objects out")
+
+    def _lost(self, span: Span, reason: str) -> None:
+        """What is missing of a span is lost, but for what came and did not open."""
+        for part in _without(span, self._silent) if self._silent else (span,):
+            self._taker.lost(self.track, part, reason)
 
     def _is_live(self, group_id: int) -> bool:
         """Whether no fill brings Objects of a Group any more."""
@@ -325,3 +333,17 @@ class TrackReceiver:
             if event.reason:
                 reason += f": {event.reason}"
             self._taker.dropped(self.track, reason)
+
+
+def _without(span: Span, holes: Iterable[Location]) -> Iterator[Span]:
+    """The parts of a span between Locations that are in it."""
+    start: Location | None = span.first
+    for hole in sorted(each for each in holes if span.first <= each <= span.last):
+        if start is not None and start < hole:
+            # Between two Groups nothing lies but the end of the first one.
+            last = Location(hole.group, hole.object - 1) if hole.object else None
+            last = Location(hole.group - 1, MAX_VI64) if last is None else last
+            yield Span(start, last)
+        start = following(hole)
+    if start is not None and start <= span.last:
+        yield Span(start, span.last)

@@ -16,10 +16,12 @@ from typing import Any
 import kvcs
 from kvcs.errors import KvcsError
 from kvcs.kv import DataTrack
+from kvcs.moqt.events import Event
 from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.store import Track
-from kvcs.quic.endpoint import RELAY_PORT, Server, open_connection
+from kvcs.quic.connection import Connection
+from kvcs.quic.endpoint import RELAY_PORT, Observer, Server, open_connection
 from kvcs.testing.network import Network, leftovers, run
 from tests.builders import Toy, put
 
@@ -109,9 +111,22 @@ async def published(prefix: kvcs.Prefix, toy: Toy, **options: Any) -> Publicatio
 
 
 @asynccontextmanager
-async def attacking(network: Network, publication: Publication) -> AsyncIterator[Server]:
-    """The relay, serving what it holds now."""
-    server = Server()
+async def attacking(
+    network: Network,
+    publication: Publication,
+    *,
+    ends: bool = True,
+    observer: Observer | None = None,
+) -> AsyncIterator[Server]:
+    """The relay, serving what it holds now.
+
+    Args:
+        network: where.
+        publication: what it holds.
+        ends: whether it says that no more comes.
+        observer: told every event of every session.
+    """
+    server = Server(observer=observer)
     with network.host("relay"):
         address = network.host("relay").address
         await server.start(address, RELAY_PORT, cert="unused", key="unused")
@@ -127,7 +142,8 @@ async def attacking(network: Network, publication: Publication) -> AsyncIterator
             track.publish(each.header, parts, 0.0, end_of_group=True)
             if each.header.status is not ObjectStatus.NORMAL:
                 track.finish_subgroup(location.group, 0)
-        track.end()
+        if ends:
+            track.end()
         server.origin.add_track(track)
     server.origin.offer_namespace(publication.namespace)
     try:
@@ -187,6 +203,27 @@ async def retrieved(
     await asyncio.sleep(SETTLED)
     assert leftovers(network) == []
     return outcome
+
+
+WATCHED = 1.5
+"""Virtual seconds: less than a consumer waits for what is listed and does not come."""
+
+
+async def watched(publication: Publication, prefix: kvcs.Prefix, **options: Any) -> list[str]:
+    """What the relay sees of a consumer while more is to come: the events of its session."""
+    network, seen = Network(seed=61), list[str]()
+
+    def note(connection: Connection, event: Event) -> None:
+        seen.append(type(event).__name__)
+
+    async with attacking(network, publication, ends=False, observer=note):
+        with network.host("consumer"):
+            session = await open_connection(f"moqt://relay:{RELAY_PORT}")
+        async with kvcs.Subscriber(session, **options).open(prefix, probe=0):
+            await asyncio.sleep(WATCHED)
+            events = list(seen)
+        await session.close()
+    return events
 
 
 def data(track: DataTrack, layer: int, block: int) -> Place:

@@ -23,7 +23,15 @@ from kvcs.kv.protection import Sealer, immutable_properties, object_properties
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.trust import KeyRing, SigningKey
 from tests.builders import same
-from tests.cases.attacking_relay import Attack, Publication, data, published, retrieved, virtual
+from tests.cases.attacking_relay import (
+    Attack,
+    Publication,
+    data,
+    published,
+    retrieved,
+    virtual,
+    watched,
+)
 from tests.unit.kv.toy import K0, V0, same_place_other_bytes, toy_prefix, toy_publication
 
 TOY, OTHER_TOY = toy_publication(), toy_publication(seed=1)
@@ -186,6 +194,28 @@ async def test_an_answer_from_another_scope(protected: bool) -> None:
     assert outcome.layers == {}
     assert ("seal" in outcome.rejected) is protected
     assert outcome.errors
+
+
+@pytest.mark.parametrize(
+    "name", ["flips the last octet", "strips the seal", "replays another layer"]
+)
+@virtual
+async def test_what_does_not_open_shows_nothing(name: str) -> None:
+    """While a publication goes on, a relay sees the same of a consumer whatever became of it."""
+    seen: list[list[str]] = []
+    for attack in (lambda held: None, SEALED_ATTACKS[name][0]):
+        held = await published(PREFIX, TOY, protect=KEY)
+        attack(held)
+        first = held.manifests[0]
+        held.objects = {
+            place: each
+            for place, each in held.objects.items()
+            if place == first or (place not in held.manifests and place[1].group <= 1)
+        }
+        seen.append(await watched(held, PREFIX, protection=RING))
+    right, wrong = seen
+    assert right == wrong
+    assert right.count("SubscribeReceived") >= 3
 
 
 # --- the manifest ---

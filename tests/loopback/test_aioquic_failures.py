@@ -192,6 +192,16 @@ async def test_garbage_leaves_no_state(files: PemFiles) -> None:
     await end(server, client)
 
 
+async def test_what_cannot_be_answered_leaves_no_state(files: PemFiles) -> None:
+    server = await serve(files)
+    now = asyncio.get_running_loop().time()
+    server.listener.datagram_received(first_flight(files), (HOST, 0), now)
+    assert server.listener.connections == 0
+    server.listener.datagram_received(first_flight(files), (HOST, 9), now)
+    assert server.listener.connections == 1
+    await server.listener.close()
+
+
 def first_flight(files: PemFiles) -> bytes:
     """The first datagram of a client that then says nothing more."""
     settings = QuicSettings()

@@ -164,6 +164,10 @@ class AioquicListener:
         """Hand a datagram to its connection, or make one for a first flight."""
         if self._udp is None:
             return  # not attached yet; a client repeats its first flight
+        if address[1] == 0:
+            # Nobody can be answered there, and the kernel's refusal would look like one of
+            # segmentation, which would end for everybody.
+            return
         entry = self._route(data, address)
         if entry is not None:
             entry.transport.datagram_received(data, address, now)

@@ -34,7 +34,7 @@ class Tree:
         self.asked: Counter[tuple[str, bytes]] = Counter()
         """SUBSCRIBEs and FETCHes that the producer got, by kind and Track Name."""
         self.connected = 0
-        """Consumers whose sessions were open."""
+        """Producers and consumers whose sessions were open."""
         self.toy, self.prefix = toy_publication(), toy_prefix()
 
     async def relay(self, name: str, *upstreams: str) -> kvcs.Relay:

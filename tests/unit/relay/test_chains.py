@@ -10,24 +10,20 @@ from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import ParameterType
-from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, put_group
-
-A, B, C = (name * 16 for name in (b"A", b"B", b"C"))
-OBJECTS = 3
-
-
-def chain(*, limits: RelayLimits | None = None) -> tuple[Hub, Hub]:
-    """Relay A, and B whose upstream it is."""
-    upper, lower = Hub(relay_id=A), Hub(limits, relay_id=B)
-    lower.link(upper)
-    return upper, lower
-
-
-def locations(groups: range) -> list[Location]:
-    return [Location(group, item) for group in groups for item in range(OBJECTS)]
+from tests.unit.relay.chains import (
+    OBJECTS,
+    A,
+    B,
+    C,
+    chain,
+    locations,
+    named,
+    subscribe_namespace,
+    withdrawn,
+)
 
 
 def test_example_of_the_draft_message_by_message() -> None:
@@ -215,20 +211,6 @@ def test_holes_of_the_cache_are_fetched_upstream() -> None:
     assert consumer.locations(again) == locations(range(3))
     assert lower.core.stats.upstream_fetches == 1
     assert not producer.fetches  # A had it
-
-
-def subscribe_namespace(consumer: ConsumerPeer, prefix: tuple[bytes, ...] = SCOPE) -> int:
-    request_id = consumer.end.core.requester.subscribe_namespace(prefix)
-    consumer.hub.run()
-    return request_id
-
-
-def named(consumer: ConsumerPeer) -> list[tuple[bytes, ...]]:
-    return [event.suffix for event in consumer.end.of(events.NamespaceAnnounced)]
-
-
-def withdrawn(consumer: ConsumerPeer) -> list[tuple[bytes, ...]]:
-    return [event.suffix for event in consumer.end.of(events.NamespaceWithdrawn)]
 
 
 def test_namespaces_of_upstreams_are_named_on_demand_and_asked_once() -> None:

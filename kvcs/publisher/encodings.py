@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcs.errors import UsageError
-from kvcs.kv import RAW, Component, DataTrack, Descriptor, lookup
+from kvcs.kv import Component, DataTrack, Descriptor, lookup
 
 MAX_ENCODINGS = 8
 """Encodings of one publication."""
@@ -14,16 +14,14 @@ JOINT = "kv."
 """How an encoding begins whose K and V are one track."""
 
 
-def check_encodings(encodings: Sequence[str], *, sealed: bool) -> tuple[str, ...]:
+def check_encodings(encodings: Sequence[str]) -> tuple[str, ...]:
     """The encodings of a publication, checked.
 
     Args:
         encodings: names of codecs, for a k and a v track; with "kv." before it for a joint track.
-        sealed: whether the publication is sealed.
 
     Raises:
-        UsageError: none, too many, one twice, a codec that is not registered, or another than raw
-            where the publication is sealed.
+        UsageError: none, too many, one twice, or a codec that is not registered.
     """
     found = tuple(encodings)
     if isinstance(encodings, str) or not 1 <= len(found) <= MAX_ENCODINGS:
@@ -32,8 +30,6 @@ def check_encodings(encodings: Sequence[str], *, sealed: bool) -> tuple[str, ...
         raise UsageError(f"encodings: one is named twice: {', '.join(found)}")
     for encoding in found:
         lookup(encoding.removeprefix(JOINT))
-    if sealed and found != (RAW.name,):
-        raise UsageError("a sealed publication has the one encoding 'raw'")
     return found
 
 

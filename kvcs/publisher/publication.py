@@ -82,7 +82,7 @@ class Publication:
         encodings: Sequence[str] = (RAW.name,),
     ) -> None:
         self.prefix = prefix
-        self.encodings = check_encodings(encodings, sealed=protect is not None)
+        self.encodings = check_encodings(encodings)
         """How each segment is encoded; every encoding is complete on its own."""
         self.publication_id = random_octets(PUBLICATION_ID_OCTETS)
         """Chosen at random for each production (KVCS "Track Namespace")."""

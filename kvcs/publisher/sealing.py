@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcs.kv import HEADER_OCTETS, RAW, DataTrack, Descriptor
+from kvcs.kv import HEADER_OCTETS, DataTrack, Descriptor, lookup
 from kvcs.kv.payload import BlockEncoder, EncodedBlock
 from kvcs.kv.protection import Sealer, sealed_octets
 from kvcs.moqt.names import Location
@@ -35,12 +35,7 @@ class SegmentSealer:
     ) -> None:
         self._blocks = blocks
         self._sealers = {track: sealer(track) for track in tracks}
-        self._octets = {
-            track: sealed_octets(
-                HEADER_OCTETS + (RAW.data_octets(descriptor.layout(track.component)) or 0)
-            )
-            for track in tracks
-        }
+        self._octets = {track: _fixed_octets(track, descriptor) for track in tracks}
 
     @property
     def properties(self) -> bytes:
@@ -49,7 +44,7 @@ class SegmentSealer:
 
     @property
     def layer_octets(self) -> int:
-        """Octets of one layer's sealed payloads."""
+        """Octets of one layer's sealed payloads, as far as they are known before."""
         return self._blocks * sum(self._octets.values())
 
     def rooms(self, room: memoryview) -> dict[DataTrack, memoryview]:
@@ -77,7 +72,8 @@ class SegmentSealer:
             priority: Publisher Priority of its Objects; it cannot change any more.
             encoder: encoder of the track.
             arrays: the sections of all blocks, [blocks * block_tokens, kv_heads, dim].
-            room: where the sealed payloads go, one behind the other.
+            room: where the sealed payloads go, one behind the other; those of a codec whose Data
+                has no fixed length get memory of their own.
         """
         octets, sealer = self._octets[track], self._sealers[track]
         tokens = len(arrays[0]) // self._blocks
@@ -89,7 +85,14 @@ class SegmentSealer:
                 for array in arrays
             ]
             plain = encoder.encode(location, sections)
-            place = room[block * octets : (block + 1) * octets]
+            place = room[block * octets : (block + 1) * octets] if octets else None
             payload = sealer.seal(location, priority, plain.parts, place)
-            sealed.append(EncodedBlock((payload,), octets, plain.digest))
+            sealed.append(EncodedBlock((payload,), len(payload), plain.digest))
         return sealed
+
+
+def _fixed_octets(track: DataTrack, descriptor: Descriptor) -> int:
+    """Octets of each sealed payload of a track; 0 where only encoding tells."""
+    codec = lookup(track.codec)
+    octets = codec.data_octets(descriptor.layout(track.component)) if codec.in_place else None
+    return 0 if octets is None else sealed_octets(HEADER_OCTETS + octets)

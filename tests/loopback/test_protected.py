@@ -11,11 +11,12 @@ import pytest
 
 import kvcs
 from kvcs.errors import NotProtected, PublicationNotFound, UsageError
-from kvcs.kv import ProtectionKey, ProtectionRing
+from kvcs.kv import ProtectionKey, ProtectionRing, codecs
 from kvcs.quic.endpoint import connect
 from kvcs.subscriber import manifests
 from kvcs.trust import KeyRing, SigningKey
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.cases.test_lossy_only_when_asked import Coarse, Squeeze
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import joined, serving
 
@@ -72,6 +73,26 @@ async def test_through_a_relay_live_late_and_fetched(files: PemFiles, signed: bo
             facts = await subscriber.look_at(kvcs.PublicationNamespace.parse(publication.namespace))
             assert facts.manifest.complete
             assert subscriber.unopened == {} == subscriber.refused
+
+
+@pytest.mark.parametrize("encodings", [("squeeze",), ("kv.coarse8", "raw"), ("kv.raw",)])
+async def test_every_encoding_is_sealed(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch, encodings: tuple[str, ...]
+) -> None:
+    """Those too whose Data has a length that only encoding tells."""
+    for table in ("_BY_NAME", "_BY_NUMBER"):
+        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
+    codecs.register(Squeeze())
+    codecs.register(Coarse())
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server)
+        async with publisher.publish(PREFIX, protect=KEY, encodings=encodings) as publication:
+            await put(await publication.segment(), TOY)
+            assert publisher.held_octets >= publication.progress.octets
+            async with opening(client).open(PREFIX) as cache:
+                assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+                assert cache.report.rejected == {}
+        assert publisher.held_octets == 0
 
 
 async def test_a_rotation_goes_on_while_both_keys_are_known(files: PemFiles) -> None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from kvcs.relay.tracks import RelayTrack
 
 
+NEW_GROUP_PAUSE = 0.1
+"""Seconds from one NEW_GROUP_REQUEST of a Track to the next."""
+
+
 class Sources:
     """Where the Objects of one Track come from as they are published.
 
@@ -39,7 +43,9 @@ class Sources:
         self._owner = owner
         self._upstreams: dict[Place, Upstream] = {}
         self._new_group: tuple[int, int | None] | None = None
-        """NEW_GROUP_REQUEST that was sent, and the largest Group at that time."""
+        """NEW_GROUP_REQUEST that was sent, or soon is, and the largest Group at that time."""
+        self._asking_group = False
+        """Whether one was sent a moment ago, or is about to be."""
         self._untried: list[int] = []
         """Upstreams that are asked if those before them refuse, or take long."""
         self._patient = False
@@ -254,6 +260,17 @@ class Sources:
             if self._new_group[0] >= value:
                 return
         self._new_group = (value, largest)
+        if not self._asking_group:
+            self._asking_group = True
+            self._hub.soon(self._request_group)
+
+    def _request_group(self, now: float) -> None:
+        """Hand on what was asked last; what is asked soon after waits, however many ask.
+
+        Too many updates in a time would have the publisher end the subscription of everybody.
+        """
+        assert self._new_group is not None
+        value, _ = self._new_group
         for place, upstream in self._upstreams.items():
             session = self._hub.session(place.session)
             if session is None or not upstream.established:
@@ -263,6 +280,15 @@ class Sources:
                 session.requester.update(place.request_id, asked)
             except UsageError:
                 continue  # it has ended, or has many updates to answer
+
+        asked_then = self._new_group
+
+        def look(later: float) -> None:
+            self._asking_group = self._new_group != asked_then
+            if self._asking_group:
+                self._request_group(later)
+
+        self._hub.at(now + NEW_GROUP_PAUSE, look)
 
     # Pausing what was published
 

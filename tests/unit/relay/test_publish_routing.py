@@ -11,9 +11,11 @@ from kvcs.moqt.filters import LocationFilter, RangeFilter
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property
+from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.store import Track
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.sources import NEW_GROUP_PAUSE
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.residue import residue
@@ -509,11 +511,11 @@ def test_a_request_for_a_new_group_is_handed_on_once(dynamic: int) -> None:
     for value in (4, 2, 0, 5):
         again = Parameters.of(new_group_request=value)
         consumer.end.core.requester.update(asked, again)
-        hub.run()
+        hub.advance(2 * NEW_GROUP_PAUSE)
     put_group(source, 7, 1)
     hub.run()
     consumer.end.core.requester.update(asked, Parameters.of(new_group_request=0))
-    hub.run()
+    hub.advance(2 * NEW_GROUP_PAUSE)
     heard = [
         event.parameters.get(ParameterType.NEW_GROUP_REQUEST)
         for event in pusher.end.of(events.SubscriptionUpdated)
@@ -521,6 +523,28 @@ def test_a_request_for_a_new_group_is_handed_on_once(dynamic: int) -> None:
     ]
     assert heard == ([4, 5, 0] if dynamic else [])
     assert request_id == 0
+
+
+def test_requests_for_new_groups_without_end_cost_others_nothing() -> None:
+    hub = Hub()
+    pusher = Pusher(hub, namespace=None, settings=SessionSettings(request_burst=20))
+    source, _ = pusher.push(properties=KeyValues.of({Property.DYNAMIC_GROUPS: 1}))
+    put_group(source, 0, 1)
+    other, flooder = ConsumerPeer(hub), ConsumerPeer(hub)
+    served, asked = other.subscribe(fill=None), flooder.subscribe(fill=None)
+    for value in range(1, 101):
+        flooder.end.core.requester.update(asked, Parameters.of(new_group_request=value))
+        hub.run()
+    hub.advance(2 * NEW_GROUP_PAUSE)
+    heard = [
+        event.parameters.get(ParameterType.NEW_GROUP_REQUEST)
+        for event in pusher.end.of(events.SubscriptionUpdated)
+        if ParameterType.NEW_GROUP_REQUEST in event.parameters
+    ]
+    assert heard == [1, 100]
+    put_group(source, 1, 1)
+    hub.advance(1)
+    assert other.done(served) is None and (1, 0) in other.locations(served)
 
 
 def test_waiting_subscribes_are_refused_when_a_paused_publish_ends() -> None:

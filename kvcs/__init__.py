@@ -38,6 +38,7 @@ from kvcs.errors import (
     TrustError,
     UsageError,
 )
+from kvcs.fallback import BlockSource, HttpServer, HttpSource
 from kvcs.keyfiles import (
     load_key_ring,
     load_protection_ring,
@@ -88,6 +89,7 @@ from kvcs.subscriber import (
     Holding,
     Index,
     ManifestFacts,
+    MissingLayer,
     PublicationInfo,
     Subscriber,
     SubscriberSettings,
@@ -99,6 +101,7 @@ __version__ = "0.1.0"
 __all__ = [
     "UNPINNED",
     "Algorithm",
+    "BlockSource",
     "Cache",
     "CacheIncomplete",
     "CacheProgress",
@@ -112,6 +115,8 @@ __all__ = [
     "DescriptorMismatch",
     "FileError",
     "Holding",
+    "HttpServer",
+    "HttpSource",
     "Index",
     "KeyRing",
     "KeyUse",
@@ -124,6 +129,7 @@ __all__ = [
     "ManifestFacts",
     "ManifestLimits",
     "MissingBlocks",
+    "MissingLayer",
     "NotAuthentic",
     "NotProtected",
     "ObjectError",

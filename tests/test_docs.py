@@ -14,8 +14,9 @@ import kvcs
 import kvcs.moqt
 import kvcs.quic
 from kvcs.testing import network
-from tests.builders import toy_prefix, toy_publication
+from tests.builders import same, toy_prefix, toy_publication
 from tests.certificates import write_pem
+from tests.loopback.http_fixtures import shelf
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = re.compile(r"<!-- python: ([\w ]+) -->\n```python\n(.*?)```", re.DOTALL)
@@ -23,6 +24,7 @@ RUN = {
     "testing.md": {"application"},
     "moqt.md": {"readings", "everything new"},
     "security.md": {"protected"},
+    "recovery.md": {"fallback"},
 }
 """The blocks of each page; every one is run by a test below."""
 
@@ -96,6 +98,16 @@ async def test_what_is_protected_comes_through_a_relay(
     async with kvcs.Relay(settings) as relay:
         layers = list(zip(toy.k, toy.v, strict=True))
         assert await produce(relay.url, files.ca, prefix, layers) == "4 layers, rejected: {}"
+
+
+async def test_what_no_session_brings_comes_over_http(tmp_path: Path) -> None:
+    toy = toy_publication()
+    async with shelf(tmp_path, toy=toy) as it:
+        consume: Callable[..., Coroutine[Any, Any, tuple[list[kvcs.Layer], str]]]
+        consume = names_of("recovery.md", "fallback")["consume"]
+        layers, report = await consume(it.server.url, None, it.prefix, None)
+        assert all(same(layer, toy) for layer in layers)
+        assert report == "24 over HTTP, 0 recomputed"
 
 
 def test_names_that_the_pages_link_exist() -> None:

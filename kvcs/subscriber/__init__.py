@@ -7,6 +7,7 @@ as soon as every block of it is verified, while later layers are still on the wi
 from kvcs.subscriber.cache import Cache
 from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.discovery import PublicationInfo
+from kvcs.subscriber.last_means import MissingLayer
 from kvcs.subscriber.report import CacheProgress, CacheReport, ManifestFacts
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.subscriber import Subscriber
@@ -18,6 +19,7 @@ __all__ = [
     "Holding",
     "Index",
     "ManifestFacts",
+    "MissingLayer",
     "PublicationInfo",
     "Subscriber",
     "SubscriberSettings",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,8 @@ import pytest
 import kvcs
 from tests.cli.conftest import Place
 from tests.command import Process, Run
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
 
 
 def same_octets(one: Path, other: Path) -> bool:
@@ -65,3 +72,24 @@ def test_mistakes_are_one_line(place: Place, run: Run, words: tuple[str, ...], w
     ran = run(*words, *member)
     assert ran.code == 2
     assert why in ran.line()
+
+
+def test_the_commands_of_the_guide_run_as_written(
+    place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(place.cache, "cache.safetensors")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        here = f"127.0.0.1:{probe.getsockname()[1]}"
+    [block] = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    with ExitStack() as stack:
+        for line in block.replace("127.0.0.1:8443", here).splitlines():
+            program, *words = shlex.split(line)
+            assert program == "kvcs"
+            if words[-1] == "&":
+                stack.enter_context(Process(*words[:-1])).says("serving")
+                continue
+            ran = run(*words)
+            assert ran.code == 0, (words, ran.err)
+    assert same_octets(tmp_path / "received.safetensors", place.cache)

@@ -73,6 +73,7 @@ ROOMS = {
         {"errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
     ),
     "relay.uplinks": Room({"errors", "moqt", "observe", "quic"}, {"structlog"}, set()),
+    "relay.disk": Room({"errors", "moqt", "observe", "relay"}, set(), set()),
     "relay.admin": Room({"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()),
     "quic": Room(
         {"errors", "moqt", "observe", "quic.aioquic_backend", "trust"}, {"structlog"}, set()

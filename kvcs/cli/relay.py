@@ -59,6 +59,20 @@ def register(app: typer.Typer) -> None:
             int,
             typer.Option("--cache-mib", min=1, metavar="MIB", help="Memory for cached Objects."),
         ] = 4096,
+        cache_dir: Annotated[
+            Path | None,
+            typer.Option(
+                "--cache-dir",
+                metavar="DIR",
+                help="Keep what does not fit into memory in files there; they survive a restart.",
+            ),
+        ] = None,
+        cache_disk_mib: Annotated[
+            int,
+            typer.Option(
+                "--cache-disk-mib", min=1, metavar="MIB", help="Space for the files of --cache-dir."
+            ),
+        ] = 16384,
         allow_anyone: Annotated[
             bool,
             typer.Option("--allow-anyone", help="Serve whoever connects, without tokens."),
@@ -151,6 +165,8 @@ def register(app: typer.Typer) -> None:
             cert=cert,
             key=key,
             limits=RelayLimits(cache_octets=cache_mib * MIB),
+            cache_dir=cache_dir,
+            cache_disk_octets=cache_disk_mib * MIB,
             allow_anyone=allow_anyone,
             issuers=issuers,
             audience=tuple(audience or ()),

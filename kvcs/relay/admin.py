@@ -54,6 +54,8 @@ GAUGES = {
     "tracks": ("kvcs_cache_items", "Tracks in the cache or in use."),
     "groups": ("kvcs_cache_groups", "Groups in the cache."),
     "cache_octets": ("kvcs_cache_bytes", "Octets in the cache, bookkeeping included."),
+    "disk_groups": ("kvcs_disk_groups", "Groups in files."),
+    "disk_octets": ("kvcs_disk_bytes", "Octets of these files."),
     "queued_octets": ("kvcs_send_queue_bytes", "Octets given to QUIC, not acknowledged yet."),
 }
 """Members of `RelayStats` that go up and down, their metrics and what these say."""

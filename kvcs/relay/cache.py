@@ -7,6 +7,7 @@ arriving stays, and so does the newest of a live Track while anything else can g
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum
@@ -14,11 +15,12 @@ from heapq import heapify, heappop, heappush
 from math import inf, nextafter
 
 from kvcs.errors import RequestError, StoreFull
-from kvcs.moqt.errors import PublishDoneCode, RequestCode
+from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, RequestCode
 from kvcs.moqt.intervals import FIRST
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import StoreBudget
+from kvcs.relay.shelf import Shelf, ShelvedGroup, restore, shelved, take_back
 from kvcs.relay.stats import RelayStats
 
 TRACK_OCTETS = 4096
@@ -51,10 +53,11 @@ class _Need(IntEnum):
 class CachedTrack:
     """A Track in the cache, with what the relay remembers of it."""
 
-    __slots__ = ("ages", "due", "finished_by", "track")
+    __slots__ = ("ages", "due", "finished_by", "shelf", "track")
 
-    def __init__(self, track: Track) -> None:
+    def __init__(self, track: Track, shelf: Shelf | None = None) -> None:
         self.track = track
+        self.shelf = shelf
         self.ages: deque[tuple[float, int, int]] = deque()
         """When each Object's first octet came, with its Group and Object ID; oldest first."""
         self.due: float | None = None
@@ -77,7 +80,20 @@ class CachedTrack:
         if not self.finished or track.largest is None:
             return False
         end = track.largest if track.final is None else max(track.final, track.largest)
-        return track.first_unknown(FIRST, end) is None
+        return not self.lacks(FIRST, end)
+
+    def lacks(self, start: Location, end: Location) -> bool:
+        """Whether a Location in ``start``..``end`` is neither known nor on the shelf."""
+        track = self.track
+        shelved = () if self.shelf is None else self.shelf.group_ids(track.name)
+        while (run := track.first_unknown(start, end)) is not None:
+            group_id = run[0].group
+            if group_id not in shelved:
+                return True
+            if group_id >= end.group:
+                break
+            start = Location(group_id + 1, 0)
+        return False
 
 
 class RelayCache:
@@ -107,6 +123,8 @@ class RelayCache:
         self.spare_wanted = False
         """Whether what somebody waits for must stay, whatever is to come in."""
         self._stats = stats
+        self.shelf: Shelf | None = None
+        """Where Groups go that leave to make room."""
         self._entries: OrderedDict[FullTrackName, CachedTrack] = OrderedDict()
         self._expiries: list[tuple[float, int, FullTrackName]] = []
         self._serial = 0
@@ -141,6 +159,11 @@ class RelayCache:
         entry = self._entries.get(name)
         if entry is not None:
             self._entries.move_to_end(name)
+        elif self.shelf is not None and self.shelf.group_ids(name):
+            try:
+                return self._add(name)
+            except RequestError:
+                return None
         return entry
 
     def open(self, name: FullTrackName) -> CachedTrack:
@@ -150,16 +173,20 @@ class RelayCache:
             RequestError: EXCESSIVE_LOAD, when as many Tracks as allowed are in use.
         """
         entry = self.get(name)
-        if entry is not None:
-            return entry
+        return self._add(name) if entry is None else entry
+
+    def _add(self, name: FullTrackName) -> CachedTrack:
         if len(self._entries) >= self._max_tracks:
             self._drop_unused_track()
         try:
             self.budget.reserve(TRACK_OCTETS)
         except StoreFull:
             raise RequestError("the cache is full", RequestCode.EXCESSIVE_LOAD, RETRY_MS) from None
-        entry = CachedTrack(Track(name, authoritative=False, budget=self.budget))
+        entry = CachedTrack(Track(name, authoritative=False, budget=self.budget), self.shelf)
         self._entries[name] = entry
+        held = None if self.shelf is None else self.shelf.track(name)
+        if held is not None:
+            restore(entry.track, held)
         return entry
 
     def drop(self, name: FullTrackName) -> None:
@@ -172,6 +199,40 @@ class RelayCache:
             self._sent_octets += track.octets_sent
             self.budget.release(TRACK_OCTETS)
 
+    def forget(self, name: FullTrackName) -> None:
+        """Forget a Track, on the shelf too."""
+        if self.shelf is not None:
+            self.shelf.forget(name)
+        self.drop(name)
+
+    def shelve(self) -> None:
+        """Put every Group on the shelf: the relay stops."""
+        for entry in self._entries.values():
+            for group_id in entry.track.group_ids():
+                self._shelve(entry.track, group_id)
+
+    def _shelve(self, track: Track, group_id: int) -> None:
+        shelf = self.shelf
+        if shelf is not None and group_id not in shelf.group_ids(track.name):
+            group = shelved(track, track.groups[group_id])
+            if group is not None:
+                shelf.put(group)
+
+    def take_back(self, track: Track, group: ShelvedGroup) -> None:
+        """Store a Group that came from the shelf, where its Track is still the one that it was."""
+        entry = self._entries.get(group.name)
+        if entry is None or entry.track is not track:
+            return
+        try:
+            for location, born in take_back(track, group):
+                self.began(entry, location, born)
+        except StoreFull:
+            pass  # it is asked for upstream, which waits until there is room
+        except MalformedTrack:
+            # What came meanwhile is another publication's: the file is not asked again.
+            if self.shelf is not None:
+                self.shelf.forget(group.name)
+
     def drop_if_empty(self, name: FullTrackName) -> None:
         """Forget a Track of which no Object is left."""
         entry = self._entries.get(name)
@@ -182,7 +243,12 @@ class RelayCache:
 
     def began(self, entry: CachedTrack, location: Location, now: float) -> None:
         """Note that an Object's first octet came: its time in the cache begins (§10)."""
-        entry.ages.append((now, *location))
+        age = (now, *location)
+        if entry.ages and age < entry.ages[-1]:
+            insort(entry.ages, age)  # it was on the shelf meanwhile
+            entry.due = None
+        else:
+            entry.ages.append(age)
         if entry.due is None:
             self.schedule(entry)
         if len(entry.ages) % AGES_SLACK == 0:
@@ -266,6 +332,7 @@ class RelayCache:
         entry = self._entries.get(name)
         if entry is None:
             return 0  # it left with its last Group
+        self._shelve(entry.track, group_id)
         freed = entry.track.evict_group(group_id)
         self._stats.groups_evicted += 1
         if not entry.track.groups and not self._in_use(name):
@@ -292,6 +359,9 @@ class RelayCache:
     def _drop_unused_track(self) -> None:
         for name in self._entries:
             if not self._in_use(name):
+                track = self._entries[name].track
+                for group_id in track.group_ids():
+                    self._shelve(track, group_id)
                 self.drop(name)
                 return
         raise RequestError("too many tracks", RequestCode.EXCESSIVE_LOAD, RETRY_MS)

@@ -318,8 +318,7 @@ class Consumers:
 
     def known(self, span: Range) -> bool:
         """Whether the cache knows every Location of a range."""
-        track = self._owner.track
-        return span.end is not None and track.first_unknown(span.start, span.end) is None
+        return span.end is not None and not self._owner.lacks(span.start, span.end)
 
     def _fill_filter(self, request: Waiting) -> LocationFilter | None:
         """The Location Filter of the fill that a SUBSCRIBE asks for (§3.4); None without one."""

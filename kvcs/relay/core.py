@@ -241,7 +241,7 @@ class RelayCore(Sessions):
 
     def reopen(self, name: FullTrackName) -> CachedTrack:
         """Begin a Track anew."""
-        self.cache.drop(name)
+        self.cache.forget(name)
         return self.cache.open(name)
 
     def release(self, track: RelayTrack) -> None:

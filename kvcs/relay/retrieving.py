@@ -24,6 +24,7 @@ from kvcs.moqt.ranges import UnknownRun
 from kvcs.relay.hub import Hub
 from kvcs.relay.intake import RangeIntake
 from kvcs.relay.namespaces import Place
+from kvcs.relay.shelved import FromShelf
 from kvcs.relay.upstream import MAX_RETRIES, Retrieval
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Retriever:
         """Retrievals that are over, while readers have not passed what they brought."""
         self._tried: WeakKeyDictionary[RangeSender, LocationSet] = WeakKeyDictionary()
         self._timed: WeakSet[RangeSender] = WeakSet()
+        self._shelved = FromShelf(hub, owner)
         self._one_group: set[int] = set()
         """Sessions that take FETCHes of one Group alone."""
 
@@ -70,6 +72,9 @@ class Retriever:
             missing = tried.first_outside(run.start, run.end)
         if missing is None:
             return False
+        if self._shelved.ask(reader, missing[0].group):
+            self._limit_wait(reader, now)
+            return True
         retrieval = self._find(missing[0]) or self._begin(*missing, reader.group_order, now)
         if retrieval is None:
             return False

@@ -26,8 +26,9 @@ from kvcs.quic.reconnect import DEFAULT_RECONNECT, Reconnect
 from kvcs.quic.tokens import TokenSource
 from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
+from kvcs.relay.disk import Disk
 from kvcs.relay.policy import Policy
-from kvcs.relay.settings import RelayLimits
+from kvcs.relay.settings import GIB, RelayLimits
 from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus
 from kvcs.relay.uplinks import NoOrigin, Uplink
 from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
@@ -107,6 +108,13 @@ class RelaySettings:
     limits: RelayLimits = field(default_factory=RelayLimits)
     """Cache size, limits and waits of the core."""
 
+    cache_dir: Path | None = None
+    """Folder for Groups that the cache has no room for; they survive a restart. No other relay may
+    use it. Without one they are fetched again."""
+
+    cache_disk_octets: int = 16 * GIB
+    """Most octets of the files there."""
+
     max_sessions: int = 1024
     """Sessions at a time; the next ones are refused."""
 
@@ -135,6 +143,8 @@ class RelaySettings:
             )
         if not self.issuers_interval > 0:
             raise UsageError(f"issuers_interval must be above 0 s, not {self.issuers_interval}")
+        if self.cache_disk_octets < 1:
+            raise UsageError(f"cache_disk_octets must be above 0, not {self.cache_disk_octets}")
         if self.max_sessions < 1:
             raise UsageError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.goaway_timeout >= 0:
@@ -186,6 +196,10 @@ class Relay:
             session, further_options=(*session.further_options, (RELAY_OPTION, relay_id))
         )
         self._core = RelayCore(settings.limits, self._arm, policy, relay_id)
+        self._disk: Disk | None = None
+        if settings.cache_dir is not None:
+            self._disk = Disk(settings.cache_dir, settings.cache_disk_octets, self._core.stats)
+            self._core.cache.shelf = self._disk
         self._uplinks = [
             Uplink(uri, self._opener(rank, session), settings.reconnect)
             for rank, uri in enumerate(settings.upstreams)
@@ -207,18 +221,29 @@ class Relay:
 
         Raises:
             ConnectionFailed: the address cannot be bound.
-            FileError: certificate or key cannot be used.
+            FileError: certificate, key or the cache's folder cannot be used.
         """
         settings = self.settings
         self._loop = asyncio.get_running_loop()
         self._empty.set()
-        await self._server.start(
-            settings.host,
-            settings.port,
-            cert=settings.cert,
-            key=settings.key,
-            quic=_bounded(settings.quic, settings.max_sessions),
-        )
+        if self._disk is not None:
+            try:
+                await self._disk.open()
+            except BaseException:
+                await self._disk.close()
+                raise
+        try:
+            await self._server.start(
+                settings.host,
+                settings.port,
+                cert=settings.cert,
+                key=settings.key,
+                quic=_bounded(settings.quic, settings.max_sessions),
+            )
+        except BaseException:
+            if self._disk is not None:
+                await self._disk.close()
+            raise
         self._listening = True
         for uplink in self._uplinks:
             uplink.start()
@@ -255,6 +280,10 @@ class Relay:
                 if handle is not None:
                     handle.cancel()
             self._log_reports()
+            if self._disk is not None:
+                self._disk.draining()
+                self._core.cache.shelve()
+                await self._disk.close()
             self._closed.set()
             _log.info("relay_stopped", sessions=self.stats.sessions_total)
 

@@ -47,6 +47,27 @@ class RelayStats:
     objects_expired: int = 0
     """Objects that left because of MAX_CACHE_DURATION."""
 
+    disk_groups: int = 0
+    """Groups in files."""
+
+    disk_octets: int = 0
+    """Octets of these files."""
+
+    disk_written: int = 0
+    """Groups written to files."""
+
+    disk_hits: int = 0
+    """Groups read from files, whose digests were right."""
+
+    disk_bad: int = 0
+    """Files that were not what was written: dropped, each counted as a miss too."""
+
+    disk_skipped: int = 0
+    """Groups not written, since too much waited, the disk had failed, or they were there."""
+
+    disk_errors: int = 0
+    """Times that the disk failed, or was full."""
+
     subscribes: int = 0
     """Downstream SUBSCRIBEs that were accepted."""
 

@@ -13,6 +13,7 @@ from kvcs.moqt.errors import (
     StreamCode,
 )
 from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.names import Location
 from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
@@ -214,6 +215,10 @@ class RelayTrack:
     def whole(self) -> bool:
         """Whether everything of the Track is cached, and its end known."""
         return self._entry.whole
+
+    def lacks(self, start: Location, end: Location) -> bool:
+        """Whether the cache lacks something of a range, and its shelf too."""
+        return self._entry.lacks(start, end)
 
     def begin_anew(self) -> None:
         """What is cached is of an earlier publication."""

@@ -1,0 +1,227 @@
+"""Groups in files: what leaves memory comes back, checked, also after a restart (MOQT §7.1)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kvcs.errors import FileError
+from kvcs.moqt.errors import PublishDoneCode
+from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.names import Location
+from kvcs.moqt.properties import KeyValues, Property
+from kvcs.relay import disk as rooms
+from kvcs.relay.disk import KEY_FILE, SUFFIX, Disk
+from kvcs.relay.settings import RelayLimits
+from kvcs.testing.actors import ConsumerPeer, PublisherPeer
+from kvcs.testing.hub import Hub
+from kvcs.testing.tracks import end_track, payload, put_group
+
+MIB = 2**20
+GROUPS, OBJECTS, OCTETS = 12, 2, 32 * 1024
+MEMORY = 256 * 1024
+"""A third of the Track."""
+
+WANTED = {Location(group, each) for group in range(GROUPS) for each in range(OBJECTS)}
+
+
+class World:
+    """A relay's core with a small cache and a folder."""
+
+    def __init__(self, disk: Disk, hub: Hub) -> None:
+        self.disk, self.hub = disk, hub
+        self.stats = hub.core.stats
+
+    async def read_whole(self) -> None:
+        """A consumer that joins gets every octet."""
+        consumer = ConsumerPeer(self.hub)
+        asked = consumer.subscribe(run=False)
+        self.hub.run()
+        # Each Group that is read lets its reader ask for the next one.
+        while (done := consumer.done(asked)) is None and self.hub.now < 5:
+            await self.disk.settled()
+            self.hub.advance(0.01)
+        assert done is not None and done.status == PublishDoneCode.TRACK_ENDED
+        got = consumer.contents(asked)
+        assert set(got) == WANTED
+        assert all(octets == payload(place, OCTETS) for place, octets in got.items())
+
+
+@asynccontextmanager
+async def relay(
+    folder: Path, *, octets: int = 64 * MIB, clock: Callable[[], float] | None = None
+) -> AsyncIterator[World]:
+    hub = Hub(RelayLimits(cache_octets=MEMORY))
+    stats = hub.core.stats
+    disk = Disk(folder, octets, stats, clock or time.time, lambda: hub.now)
+    await disk.open()
+    hub.core.cache.shelf = disk
+    try:
+        yield World(disk, hub)
+    finally:
+        disk.draining()
+        hub.core.cache.shelve()
+        await disk.close()
+
+
+def publish(world: World, duration_ms: int | None = None) -> PublisherPeer:
+    """Publish the Track and let somebody read it, so that it crosses the relay."""
+    properties = {} if duration_ms is None else {Property.MAX_CACHE_DURATION: duration_ms}
+    publisher = PublisherPeer(world.hub)
+    track = publisher.track(properties=KeyValues.of(properties))
+    reader = ConsumerPeer(world.hub)
+    reader.subscribe()
+    for group in range(GROUPS):
+        put_group(track, group, OBJECTS, octets=OCTETS)
+        world.hub.run()
+    end_track(track, GROUPS)
+    world.hub.run()
+    assert len(reader.locations()) == len(WANTED)
+    reader.end.core.close()
+    world.hub.run()
+    world.hub.advance(0.5)
+    return publisher
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+async def test_what_left_memory_is_served_from_files_and_not_from_upstream(tmp_path: Path) -> None:
+    async with relay(tmp_path) as world:
+        publisher = publish(world)
+        await world.disk.settled()
+        assert world.stats.disk_groups == world.stats.disk_written == len(files(tmp_path)) > 4
+        asked = world.stats.upstream_fetches
+        publisher.vanish()
+        await world.read_whole()
+        assert world.stats.upstream_fetches == asked
+        assert world.stats.disk_hits >= world.stats.disk_groups - 2
+        assert world.hub.core.cache.octets <= MEMORY
+
+
+async def test_a_finished_track_is_served_after_a_restart_without_its_publisher(
+    tmp_path: Path,
+) -> None:
+    async with relay(tmp_path) as world:
+        publish(world)
+    async with relay(tmp_path) as world:
+        assert world.stats.disk_groups >= GROUPS
+        assert len(world.hub.core.cache) == 0
+        await world.read_whole()
+        assert world.stats.upstream_fetches == world.stats.upstream_subscriptions == 0
+        consumer = ConsumerPeer(world.hub)
+        fetched = consumer.fetch(chosen=LocationFilter.absolute_range(3, 0, 3, 1))
+        for _ in range(5):
+            await world.disk.settled()
+            world.hub.advance(0.01)
+        assert consumer.locations(fetched) == [Location(3, 0), Location(3, 1)]
+
+
+def flip_last(octets: bytearray) -> None:
+    octets[-1] ^= 1
+
+
+def flip_head(octets: bytearray) -> None:
+    octets[rooms.PREFIX_OCTETS + 20] ^= 1
+
+
+def cut(octets: bytearray) -> None:
+    del octets[-7:]
+
+
+@pytest.mark.parametrize("spoil", [flip_last, flip_head, cut])
+async def test_a_file_that_was_changed_is_dropped_counted_and_asked_for_upstream(
+    tmp_path: Path, spoil: Callable[[bytearray], None]
+) -> None:
+    async with relay(tmp_path) as world:
+        publish(world)
+        await world.disk.settled()
+        for path in files(tmp_path):
+            octets = bytearray(path.read_bytes())
+            spoil(octets)
+            path.write_bytes(octets)
+        misses, groups = world.stats.misses, world.stats.disk_groups
+        await world.read_whole()
+        # Those that were in memory then may have left since, and come back.
+        assert world.stats.disk_hits <= GROUPS + 1 - groups
+        assert world.stats.disk_bad == groups
+        assert world.stats.misses >= misses + groups
+        assert world.stats.upstream_fetches > 0
+
+
+async def test_files_of_another_key_and_rests_of_a_crash_are_swept(tmp_path: Path) -> None:
+    async with relay(tmp_path) as world:
+        publish(world)
+    (tmp_path / "00001-1.part").write_bytes(b"half")
+    (tmp_path / f"00001-2{SUFFIX}").write_bytes(b"")
+    (tmp_path / KEY_FILE).write_bytes(bytes(32))
+    async with relay(tmp_path) as world:
+        assert world.stats.disk_groups == 0
+        assert world.stats.disk_bad > GROUPS
+        assert os.listdir(tmp_path) == [KEY_FILE]
+
+
+async def test_a_full_disk_stops_the_writing_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with relay(tmp_path) as world:
+        monkeypatch.setattr(Path, "replace", full)
+        publish(world)
+        await world.disk.settled()
+        assert world.stats.disk_errors >= 1
+        assert world.stats.disk_groups == 0
+        assert os.listdir(tmp_path) == [KEY_FILE]
+        await world.read_whole()  # from upstream
+        monkeypatch.undo()
+
+
+async def test_the_files_take_no_more_than_they_may(tmp_path: Path) -> None:
+    octets = 4 * (OBJECTS * OCTETS + rooms.FILE_OCTETS)
+    async with relay(tmp_path, octets=octets) as world:
+        publish(world)
+        await world.disk.settled()
+        assert 0 < world.stats.disk_octets <= octets
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= octets
+        await world.read_whole()
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= octets
+
+
+async def test_files_last_as_long_as_their_track_allows(tmp_path: Path) -> None:
+    wall = 1_000_000.0
+    async with relay(tmp_path, clock=lambda: wall) as world:
+        publish(world, duration_ms=3_600_000)
+    assert files(tmp_path)
+    wall += 3000
+    async with relay(tmp_path, clock=lambda: wall) as world:
+        assert world.stats.disk_groups >= GROUPS
+    wall += 3_700
+    async with relay(tmp_path, clock=lambda: wall) as world:
+        assert world.stats.disk_groups == 0
+        consumer = ConsumerPeer(world.hub)
+        asked = consumer.subscribe()
+        assert consumer.refused(asked) is not None
+        await world.disk.settled()
+    assert files(tmp_path) == []
+
+
+async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    hub = Hub()
+    disk = Disk(tmp_path / "file", MIB, hub.core.stats)
+    with pytest.raises(FileError, match="file"):
+        await disk.open()
+    await disk.close()
+
+
+async def test_the_key_is_its_owners_alone(tmp_path: Path) -> None:
+    async with relay(tmp_path / "cache"):
+        assert os.stat(tmp_path / "cache" / KEY_FILE).st_mode & 0o077 == 0

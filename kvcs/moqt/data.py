@@ -127,6 +127,17 @@ class _ItemParser(ABC):
         """Octets held: those of an item's header that is cut, never payload."""
         return len(self._pending)
 
+    def pass_over(self, octets: int) -> bool:
+        """Count octets that are payload of the Object on its way and do not end it.
+
+        Returns:
+            Whether they are; else nothing is counted, and `feed` has to take them.
+        """
+        if octets < self._remaining:
+            self._remaining -= octets
+            return True
+        return False
+
     def finish(self) -> None:
         """Take the stream's FIN; a reset may cut anywhere and needs no call.
 

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from kvcs.moqt.events import Event
 from kvcs.moqt.filters import Range
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
+from kvcs.moqt.objects import Item
 from kvcs.moqt.rules import TrackRules
 
 MAX_SHARED_PLACES = 4096
 """Streams and datagrams remembered of each subscription that shares its Track Alias with another
 one, to give each its own; the oldest are forgotten."""
+
+
+class ObjectSink(Protocol):
+    """Takes the Objects of a request's streams as they come, without an event for each datagram.
+
+    Streams begin and end with their events as ever. While any event waits to be delivered, what
+    comes is an event behind it, so the order is the same: an Object may begin in an event and go
+    on here.
+    """
+
+    def take_items(self, stream_id: int, items: list[Item]) -> None:
+        """What one input brought on a stream; see `kvcs.moqt.events.ObjectsReceived`."""
+
+    def take_payload(self, stream_id: int, data: memoryview) -> None:
+        """Octets of the Object that began last on a stream, and not the last ones of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +51,9 @@ class Expected:
     updated: bool = False
     """Whether an update has changed its Location Filter."""
 
+    sink: ObjectSink | None = None
+    """Takes its Objects; None where they are events."""
+
     open_streams: set[int] = field(default_factory=set)
     streams_seen: int = 0
     places: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -53,6 +74,25 @@ class Expected:
         self.places[place] = self.places.get(place, 0) + 1
         if len(self.places) > MAX_SHARED_PLACES:
             del self.places[next(iter(self.places))]
+
+
+class ReceiverHost(Protocol):
+    """What the session offers to the receiving side."""
+
+    def emit(self, event: Event) -> None:
+        """Report an event."""
+
+    def has_events(self) -> bool:
+        """Whether an event waits to be delivered."""
+
+    def stop_stream(self, stream_id: int, code: int) -> None:
+        """STOP_SENDING a stream."""
+
+    def track_malformed(self, expected: Expected, reason: str) -> None:
+        """Cancel all that was asked of a malformed Track, and report it."""
+
+    def stream_ended(self, expected: Expected) -> None:
+        """One of a request's streams ended."""
 
 
 def choose(

@@ -7,7 +7,6 @@ named limits of count, octets and time, and given out once the alias is known.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvcs.errors import SessionError
 from kvcs.moqt.data import (
@@ -34,10 +33,9 @@ from kvcs.moqt.events import (
     DatagramReceived,
     DataStreamEnded,
     DataStreamOpened,
-    Event,
     ObjectsReceived,
 )
-from kvcs.moqt.expected import Expected, choose
+from kvcs.moqt.expected import Expected, ReceiverHost, choose
 from kvcs.moqt.limits import EarlyLimits, Limit, LimitCounters, SharedBudgets
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.properties import KeyValues, check_object_properties
@@ -81,22 +79,6 @@ class _Stream:
     """Location of the last Object or marker."""
 
     subgroup_id: int | None = None
-
-
-class ReceiverHost(Protocol):
-    """What the session offers to the receiving side."""
-
-    def emit(self, event: Event) -> None:
-        """Report an event."""
-
-    def stop_stream(self, stream_id: int, code: int) -> None:
-        """STOP_SENDING a stream."""
-
-    def track_malformed(self, expected: Expected, reason: str) -> None:
-        """Cancel all that was asked of a malformed Track, and report it."""
-
-    def stream_ended(self, expected: Expected) -> None:
-        """One of a request's streams ended."""
 
 
 class DataStreams:
@@ -416,8 +398,16 @@ class DataStreams:
 
     def _parse(self, stream: _Stream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
-        if stream.state is _DISCARDED or parser is None or expected is None or not len(data):
+        state = stream.state
+        if state is _DISCARDED or parser is None or expected is None or not len(data):
             return
+        sink = expected.sink
+        if sink is not None:
+            if self._host.has_events():
+                sink = None  # what waits comes first
+            elif parser.pass_over(len(data)):
+                sink.take_payload(stream.stream_id, data)
+                return
         items = parser.feed(data)
         malformed: MalformedTrack | None = None
         for index, item in enumerate(items):
@@ -431,8 +421,11 @@ class DataStreams:
             elif isinstance(item, RangeMarked):
                 stream.last = item.location
         if items:
-            self._host.emit(ObjectsReceived(expected.request_id, stream.stream_id, items))
-        if malformed is not None:
+            if sink is None:
+                self._host.emit(ObjectsReceived(expected.request_id, stream.stream_id, items))
+            else:
+                sink.take_items(stream.stream_id, items)
+        if malformed is not None and stream.state is state:  # a sink may have cancelled the request
             self._host.track_malformed(expected, malformed.reason)
 
     def _begin(self, stream: _Stream, expected: Expected, header: ObjectHeader) -> None:

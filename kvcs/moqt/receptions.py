@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvcs.moqt import messages
 from kvcs.moqt.errors import MalformedTrack, StreamCode, UnsupportedExtension
 from kvcs.moqt.events import Event, RequestRefused, SubscriptionEnded, TrackMalformed
+from kvcs.moqt.expected import ObjectSink
 from kvcs.moqt.filters import LocationFilter, RangeFilters
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location
@@ -54,6 +55,12 @@ class Receptions:
         )
         self._expected[request.request_id] = expected
         return expected
+
+    def sink_to(self, request_id: int, sink: ObjectSink) -> None:
+        """Give the Objects of a request to ``sink``; quiet where the request is over."""
+        expected = self._expected.get(request_id)
+        if expected is not None:
+            expected.sink = sink
 
     def expect_fill(self, request_id: int, expected: Expected, fill: Parameters) -> None:
         """A fill may come, in its own Group Order, else in that of its subscription (§11.4)."""
@@ -151,6 +158,10 @@ class Receptions:
     def emit(self, event: Event) -> None:
         """Report an event."""
         self._session.emit(event)
+
+    def has_events(self) -> bool:
+        """Whether an event waits to be delivered."""
+        return self._session.has_events()
 
     def stop_stream(self, stream_id: int, code: int) -> None:
         """Stop one data stream; its request goes on (§11.4.3)."""

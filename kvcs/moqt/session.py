@@ -219,6 +219,10 @@ class Session:
             self._singles.extend(event.singles())
         return self._singles.popleft()
 
+    def has_events(self) -> bool:
+        """Whether `next_event` would give one."""
+        return bool(self._events or self._singles)
+
     def next_batch(self) -> Event | None:
         """Like `next_event`, but what one input brought on one stream comes as one event."""
         return self._events.popleft() if self._events else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import SessionCode
+from kvcs.moqt.expected import ObjectSink
 from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
@@ -115,9 +116,19 @@ class Connection(Tenure):
         await self._established.wait()
         self.check_open()
 
-    def handle(self, request_id: int, handler: Handler) -> None:
-        """Send every event of a request of ours to ``handler``, until it ends or is cancelled."""
+    def handle(self, request_id: int, handler: Handler, *, sink: ObjectSink | None = None) -> None:
+        """Send every event of a request of ours to ``handler``, until it ends or is cancelled.
+
+        Args:
+            request_id: the request.
+            handler: takes the events.
+            sink: takes what streams bring, as far as no event waits; where None, one that was
+                given before goes on. It is called while the session takes input: it may use the
+                connection, but must not wait for anything.
+        """
         self._handlers[request_id] = handler
+        if sink is not None and self._observer is None:
+            self.core.receptions.sink_to(request_id, sink)
 
     async def reply(self, request_id: int) -> Reply:
         """Wait for the answer to a request of ours.

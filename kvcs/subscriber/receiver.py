@@ -140,6 +140,24 @@ class TrackReceiver:
         except PublicationError as exc:
             self._taker.failed(exc)
 
+    def take_items(self, stream_id: int, items: list[Item]) -> None:
+        """What came on one of the track's streams; see `kvcs.moqt.expected.ObjectSink`."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return  # it was dropped
+        try:
+            self._take_items(stream, items)
+        except PublicationError as exc:
+            self._taker.failed(exc)
+
+    def take_payload(self, stream_id: int, data: memoryview) -> None:
+        """Octets of the Object that is on its way on one of the track's streams."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self.octets += len(data)
+            if stream.slot is not None:
+                stream.slot.write(data)
+
     def drop(self) -> None:
         """Give up what is on its way: nothing more comes over this session."""
         for stream in self._streams.values():

@@ -127,7 +127,7 @@ class Reception:
             return
         _log.info("subscribing_again", track=str(track), reason=reason)
         receiver.start_again()
-        self._requests.subscribe(track, receiver.take, start=missing)
+        self._requests.subscribe(track, receiver.take, start=missing, sink=receiver)
 
     def blocks_wanted(self, entry: SegmentEntry) -> int:
         """How many of a segment's blocks are selected."""
@@ -186,6 +186,7 @@ class Reception:
                 self._watched(receiver.take, answered),
                 start=FIRST if start is None else start,
                 rendezvous=rendezvous,
+                sink=receiver,
             )
 
     def _fetch(
@@ -200,7 +201,9 @@ class Reception:
 
         def ask(layers: range, start: Location | None, handler: Handler) -> None:
             wanted = self.blocks_wanted(entry)
-            self._requests.fetch(track, layers, wanted, entry.blocks, handler, start=start)
+            self._requests.fetch(
+                track, layers, wanted, entry.blocks, handler, start=start, sink=receiver
+            )
 
         def ended(failure: str | None) -> None:
             self._taker.lost(track, EVERYTHING, failure or "a fetch left objects out")

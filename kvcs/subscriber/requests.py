@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvcs.errors import KvcsError, PublicationError, Redirected
 from kvcs.kv import Component, DataTrack, SegmentEntry, codec_names, lookup
 from kvcs.moqt import events
+from kvcs.moqt.expected import ObjectSink
 from kvcs.moqt.filters import LocationFilter, RangeFilter
 from kvcs.moqt.intervals import FIRST
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
@@ -116,6 +117,7 @@ class TrackRequests:
         *,
         start: Location = FIRST,
         rendezvous: float = 0.0,
+        sink: ObjectSink | None = None,
     ) -> int:
         """Ask for Next Object and a fill from 0/0: every Object exactly once (KVCS "Retrieval
         during Production").
@@ -125,6 +127,7 @@ class TrackRequests:
             handler: takes the events.
             start: where the fill begins, if what lies before it is there.
             rendezvous: seconds that a relay which knows no publisher yet should wait for one.
+            sink: takes the Objects; see `Connection.handle`.
 
         Returns:
             The Request ID.
@@ -138,7 +141,7 @@ class TrackRequests:
         if rendezvous:
             parameters = parameters.replace(rendezvous_timeout=round(rendezvous * 1000))
         request_id = self._connection.core.requester.subscribe(self._name(track), parameters)
-        return self._follow(request_id, handler)
+        return self._follow(request_id, handler, sink)
 
     def fetch(
         self,
@@ -149,6 +152,7 @@ class TrackRequests:
         handler: Handler,
         *,
         start: Location | None = None,
+        sink: ObjectSink | None = None,
     ) -> int:
         """Ask for what is there of some layers, and for their first blocks alone where the peer
         can filter (KVCS "Retrieval of Completed Caches").
@@ -160,6 +164,7 @@ class TrackRequests:
             all_blocks: how many the segment has.
             handler: takes the events.
             start: where to begin, if what lies before it is there.
+            sink: takes the Objects; see `Connection.handle`.
 
         Returns:
             The Request ID.
@@ -173,7 +178,7 @@ class TrackRequests:
         )
         if blocks < all_blocks and requester.peer_filter_ranges >= 1:
             parameters = parameters.replace(objectid_filter=[RangeFilter(0, ((0, blocks - 1),))])
-        return self._follow(requester.fetch(self._name(track), parameters), handler)
+        return self._follow(requester.fetch(self._name(track), parameters), handler, sink)
 
     def cancel(self) -> None:
         """Cancel every request; quiet for those that are over."""
@@ -181,9 +186,9 @@ class TrackRequests:
             self._connection.cancel(request_id)
         self._request_ids.clear()
 
-    def _follow(self, request_id: int, handler: Handler) -> int:
+    def _follow(self, request_id: int, handler: Handler, sink: ObjectSink | None) -> int:
         self._request_ids.append(request_id)
-        self._connection.handle(request_id, handler)
+        self._connection.handle(request_id, handler, sink=sink)
         return request_id
 
     def _name(self, track: DataTrack) -> FullTrackName:

@@ -43,7 +43,7 @@ def parse_uri(text: str) -> MoqtUri:
         UsageError: it is of another scheme, has no host or a port that is no number or 0, or holds
             what RFC 3986 does not allow there: a peer would close the session for it.
     """
-    if any(character.isspace() or not character.isprintable() for character in text):
+    if not _is_plain(text):
         # urlsplit would leave some of them out without a word.
         raise UsageError(f"{text!r} is not a URI: it holds a blank or control character")
     try:
@@ -59,6 +59,10 @@ def parse_uri(text: str) -> MoqtUri:
         raise UsageError("a moqt:// URI holds no user or password; use a token")
     if port == 0:
         raise UsageError(f"{text!r} names port 0, where nobody can listen")
+    host = unquote(parts.hostname)
+    if not _is_plain(host):
+        # A resolver may stop at a NUL, and a terminal obeys what is told of a peer's URI.
+        raise UsageError(f"{text!r} is not a URI: its host holds a blank or control character")
     has_query = "?" in text.partition("#")[0]
     path = f"{parts.path}?{parts.query}" if has_query else parts.path
     said = KeyValues.of(
@@ -69,9 +73,13 @@ def parse_uri(text: str) -> MoqtUri:
     except SessionError as exc:
         raise UsageError(f"{text!r} is not a URI: {exc.reason}") from None
     return MoqtUri(
-        unquote(parts.hostname),
+        host,
         DEFAULT_PORT if port is None else port,
         path,
         parts.netloc,
         parts.fragment,
     )
+
+
+def _is_plain(text: str) -> bool:
+    return not any(character.isspace() or not character.isprintable() for character in text)

@@ -83,6 +83,16 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         protect_key_file: ProtectKeyOption = None,
+        pad_blocks: Annotated[
+            int | None,
+            typer.Option(
+                "--pad-blocks",
+                min=1,
+                metavar="N",
+                help="With --protect-key-file: fill up to a multiple of N blocks, so that relays do"
+                " not see the length.",
+            ),
+        ] = None,
         untrusted_relays: UntrustedRelaysOption = False,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
@@ -151,7 +161,7 @@ def register(app: typer.Typer) -> None:
         if save is not None and not peers and bind is None:
             # A server that does not listen: it is published to nobody.
             async with Publisher(Server(), settings=settings).publish(
-                prefix, sign=sign, protect=protect
+                prefix, sign=sign, protect=protect, pad_blocks=pad_blocks
             ) as publication:
                 await _put_layers(output, cache, publication, pace, told)
                 folder = await publication.save(save)
@@ -161,7 +171,9 @@ def register(app: typer.Typer) -> None:
         async with _session(peers, bind, cert, key, quic, token_file) as sessions:
             where = next(each.url if isinstance(each, Server) else each.peer for each in sessions)
             publisher = Publisher(*sessions, settings=settings)
-            async with publisher.publish(prefix, sign=sign, protect=protect) as publication:
+            async with publisher.publish(
+                prefix, sign=sign, protect=protect, pad_blocks=pad_blocks
+            ) as publication:
                 uri = publication.uri(where)
                 told.event("announced", uri=uri, blocks=prefix.blocks)
                 if not output.as_json and not lines:

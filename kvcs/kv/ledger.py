@@ -255,7 +255,7 @@ class Ledger(Holdings):
                     f"{track} {location}: the model has {self.descriptor.layers} layers",
                     check="layer",
                 )
-            if block >= part.blocks:
+            if block >= part.blocks + self._padding(track):
                 raise ObjectError(
                     f"{track} {location}: the segment has {part.blocks} blocks", check="block"
                 )
@@ -266,6 +266,13 @@ class Ledger(Holdings):
             return True
         self.counters.excess += 1
         return False
+
+    def _padding(self, track: DataTrack) -> int:
+        """Blocks of zeros behind those of a track's segment, as far as a manifest tells."""
+        manifest = self._manifest
+        if manifest is None or track.segment >= len(manifest.segments):
+            return 0
+        return manifest.segments[track.segment].padding_blocks
 
     def place(self, slot: Slot, header: Octets) -> Sink:
         """Check an Object's header and say where its Data goes; `Slot.write` calls this.

@@ -47,6 +47,10 @@ class SegmentEntry:
     """Per track, for each completed Group in Group order, the Data Digests of its Objects in Object
     order, 32 octets each, in one piece."""
 
+    padding_blocks: int = 0
+    """Blocks of zeros that every Group has behind the real ones, so that relays do not see how long
+    the context is (KVCS "Privacy Considerations"); never changes between versions."""
+
     def digest(self, track: DataTrack, layer: int, block: int) -> bytes | None:
         """Listed Data Digest of one Object, or None where it is not listed (yet)."""
         groups = self.object_digests.get(track)
@@ -177,6 +181,8 @@ def check_entry(entry: SegmentEntry, number: int, first_block: int, layers: int)
         )
     if entry.blocks < 1 or entry.first_block + entry.blocks - 1 > MAX_BLOCK:
         raise PublicationError(f"{where}: blocks is {entry.blocks}")
+    if not 0 <= entry.padding_blocks <= MAX_BLOCK + 1 - entry.first_block - entry.blocks:
+        raise PublicationError(f"{where}: padding_blocks is {entry.padding_blocks}")
     if len(entry.block_keys_sha256) != DIGEST_OCTETS:
         raise PublicationError(f"{where}: block_keys_sha256 is not 32 octets")
     if len(set(entry.tracks)) != len(entry.tracks):
@@ -235,7 +241,7 @@ def check_succession(old: Manifest, new: Manifest) -> None:
 
 def _check_entry_succession(before: SegmentEntry, after: SegmentEntry) -> None:
     where = f"manifest: segment {before.segment}"
-    for name in ("first_block", "blocks", "block_keys_sha256"):
+    for name in ("first_block", "blocks", "block_keys_sha256", "padding_blocks"):
         if getattr(before, name) != getattr(after, name):
             raise PublicationError(f"{where}: {name} changed between versions")
     if before.complete and not after.complete:

@@ -159,6 +159,9 @@ def _entry(members: Json, where: str, limits: ManifestLimits) -> SegmentEntry:
         tracks=tracks,
         complete=_member(members, "complete", bool, where),
         object_digests=MappingProxyType(lists),
+        padding_blocks=_integer(members, "padding_blocks", where, 0, MAX_BLOCK)
+        if "padding_blocks" in members
+        else 0,
     )
 
 
@@ -251,6 +254,8 @@ def _segment_head(entry: SegmentEntry) -> bytes:
         "segment": entry.segment,
         "tracks": [str(track) for track in entry.tracks],
     }
+    if entry.padding_blocks:
+        members["padding_blocks"] = entry.padding_blocks
     return (b"," if entry.segment else b"") + _open_object(members)
 
 
@@ -302,6 +307,7 @@ class ManifestWriter:
         tracks: Sequence[DataTrack],
         *,
         whole: bool = False,
+        padding_blocks: int = 0,
     ) -> int:
         """Add a segment after the last one.
 
@@ -311,6 +317,7 @@ class ManifestWriter:
             tracks: its data tracks.
             whole: also hold all its lists, and those still to come of former segments, to the
                 limit: once its Objects are out, a list that does not fit comes too late.
+            padding_blocks: blocks of zeros behind them.
 
         Returns:
             The segment's number.
@@ -319,7 +326,14 @@ class ManifestWriter:
             UsageError: the entry contradicts itself or the manifest would become too large.
         """
         number = len(self._segments)
-        entry = SegmentEntry(number, self.blocks, blocks, block_keys_sha256, tuple(tracks))
+        entry = SegmentEntry(
+            number,
+            self.blocks,
+            blocks,
+            block_keys_sha256,
+            tuple(tracks),
+            padding_blocks=padding_blocks,
+        )
         try:
             check_entry(entry, number, self.blocks, self._base.layers)
         except PublicationError as exc:
@@ -332,6 +346,15 @@ class ManifestWriter:
         self._grow(octets)
         self._segments.append(segment)
         return number
+
+    @property
+    def padding_octets(self) -> int:
+        """Octets by which the lists are shorter than if padding blocks were listed, too."""
+        return sum(
+            (_list_octets(each.entry.padding_blocks) - _list_octets(0))
+            * sum(len(track.groups) for track in each.tracks.values())
+            for each in self._segments
+        )
 
     def _to_come(self, segment: _Segment) -> int:
         """Octets of the lists that a segment does not have yet."""

@@ -79,6 +79,7 @@ class Publication:
         check_sessions: Callable[[], None],
         sign: SigningKey | None = None,
         protect: ProtectionKey | None = None,
+        pad_blocks: int = 0,
         encodings: Sequence[str] = (RAW.name,),
     ) -> None:
         self.prefix = prefix
@@ -113,6 +114,7 @@ class Publication:
         if sign is not None:
             check_signing_key(sign, named, time.time())
         self._protect = protect
+        self._pad_blocks = pad_blocks
         self._manifest = ManifestTrack(
             self.new_track,
             named,
@@ -391,6 +393,10 @@ class Publication:
         """Whether its Objects are sealed."""
         return self._protect is not None
 
+    def padding(self, blocks: int) -> int:
+        """Blocks of zeros behind so many real ones."""
+        return -blocks % self._pad_blocks if self._pad_blocks else 0
+
     def data_sealer(self, track: DataTrack) -> Sealer:
         """What seals the Objects of a data track, for the whole publication."""
         return self._sealer(track.name)
@@ -458,6 +464,7 @@ class Publication:
             self.prefix.block_keys_digest(segment.first_block, blocks),
             segment.track_names,
             whole=True,
+            padding_blocks=segment.padding_blocks,
         )
         self._segments.append(segment)
         for track in segment.tracks:

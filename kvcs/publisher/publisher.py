@@ -17,9 +17,11 @@ from kvcs.kv import (
     Prefix,
     ProtectionKey,
     ProtectionRing,
+    lookup,
 )
 from kvcs.moqt.stored import StoreBudget
 from kvcs.observe import get_logger
+from kvcs.publisher.encodings import JOINT
 from kvcs.publisher.memory import LayerMemory
 from kvcs.publisher.publication import Publication
 from kvcs.quic.connection import Connection
@@ -30,6 +32,9 @@ _log = get_logger("kvcs.publisher")
 
 ABORT_SECONDS = 1.0
 """Longest wait for the peers to hear of the end before an exception goes on."""
+
+MAX_PAD_BLOCKS = 1 << 20
+"""Largest multiple of blocks that segments are filled up to."""
 
 GIB = 2**30
 MIB = 2**20
@@ -133,6 +138,7 @@ class Publisher:
         deterministic: bool = False,
         sign: SigningKey | None = None,
         protect: ProtectionRing | ProtectionKey | None = None,
+        pad_blocks: int | None = None,
         retention: float | None = None,
         keep: bool = False,
         encodings: Sequence[str] = (RAW.name,),
@@ -158,6 +164,9 @@ class Publisher:
                 sealed end to end under the newest key that may seal, the same from the first to the
                 last; relays store and pass on what they cannot read. `PublisherSettings` counts
                 sealed octets.
+            pad_blocks: with ``protect``: fill every segment up to a multiple of so many blocks with
+                blocks of zeros, so that relays do not see how long the context is (KVCS "Privacy
+                Considerations"). Consumers pass over them.
             retention: seconds, in place of `PublisherSettings.retention`.
             keep: leave a complete publication served behind the context, until its retention has
                 passed, the budget needs its room or `close` is called. The engine's buffers are its
@@ -187,6 +196,8 @@ class Publisher:
             protect = protect.current
         if protect is None:
             self._check_trusted()
+        if pad_blocks is not None:
+            _check_padding(pad_blocks, protect, encodings)
         publication = Publication(
             prefix,
             [session.origin for session in self._sessions],
@@ -204,6 +215,7 @@ class Publisher:
             check_sessions=self._check_sessions,
             sign=sign,
             protect=protect,
+            pad_blocks=pad_blocks or 0,
             encodings=encodings,
         )
         self._publications.append(publication)
@@ -299,3 +311,17 @@ class Publisher:
                 return
             if publication.complete and publication.held_octets:
                 publication.retire()
+
+
+def _check_padding(blocks: int, protect: ProtectionKey | None, encodings: Sequence[str]) -> None:
+    """Check that padding hides what it is for.
+
+    Raises:
+        UsageError: it is not sealed, or its Objects would have another size than real ones.
+    """
+    if not 1 <= blocks <= MAX_PAD_BLOCKS:
+        raise UsageError(f"pad_blocks must lie in 1..{MAX_PAD_BLOCKS}, not {blocks}")
+    if protect is None:
+        raise UsageError("pad_blocks hides nothing where it is not sealed: say protect=..., too")
+    if any(not lookup(each.removeprefix(JOINT)).in_place for each in encodings):
+        raise UsageError("pad_blocks is for codec raw: others make zeros shorter than tensors")

@@ -23,6 +23,7 @@ class SegmentSealer:
         tracks: data tracks of the segment.
         descriptor: the geometry.
         blocks: blocks of the segment.
+        padding: blocks of zeros that are sealed behind them.
         sealer: makes the sealer of a data track.
     """
 
@@ -31,9 +32,11 @@ class SegmentSealer:
         tracks: Sequence[DataTrack],
         descriptor: Descriptor,
         blocks: int,
+        padding: int,
         sealer: Callable[[DataTrack], Sealer],
     ) -> None:
         self._blocks = blocks
+        self._all = blocks + padding
         self._sealers = {track: sealer(track) for track in tracks}
         self._octets = {track: _fixed_octets(track, descriptor) for track in tracks}
 
@@ -45,14 +48,14 @@ class SegmentSealer:
     @property
     def layer_octets(self) -> int:
         """Octets of one layer's sealed payloads, as far as they are known before."""
-        return self._blocks * sum(self._octets.values())
+        return self._all * sum(self._octets.values())
 
     def rooms(self, room: memoryview) -> dict[DataTrack, memoryview]:
         """A layer's room, shared out among its tracks."""
         shares, start = {}, 0
         for track, octets in self._octets.items():
-            shares[track] = room[start : start + self._blocks * octets]
-            start += self._blocks * octets
+            shares[track] = room[start : start + self._all * octets]
+            start += self._all * octets
         return shares
 
     def seal(
@@ -64,7 +67,7 @@ class SegmentSealer:
         arrays: Sequence[Array],
         room: memoryview,
     ) -> list[EncodedBlock]:
-        """Encode, hash and seal the blocks of one track of a layer.
+        """Encode, hash and seal the blocks of one track of a layer, padding behind the real ones.
 
         Args:
             track: the data track.
@@ -78,12 +81,15 @@ class SegmentSealer:
         octets, sealer = self._octets[track], self._sealers[track]
         tokens = len(arrays[0]) // self._blocks
         sealed: list[EncodedBlock] = []
-        for block in range(self._blocks):
+        zeros = [np.zeros_like(array[:tokens], order="C") for array in arrays]
+        for block in range(self._all):
             location = Location(layer, block)
-            sections = [
-                np.ascontiguousarray(array[block * tokens : (block + 1) * tokens])
-                for array in arrays
-            ]
+            sections = zeros
+            if block < self._blocks:
+                sections = [
+                    np.ascontiguousarray(array[block * tokens : (block + 1) * tokens])
+                    for array in arrays
+                ]
             plain = encoder.encode(location, sections)
             place = room[block * octets : (block + 1) * octets] if octets else None
             payload = sealer.seal(location, priority, plain.parts, place)

@@ -61,6 +61,8 @@ class Segment:
         """Absolute index of the first block."""
         self.blocks = blocks
         """Whole blocks."""
+        self.padding_blocks = publication.padding(blocks)
+        """Blocks of zeros that every layer has behind the real ones."""
         self.tokens = blocks * descriptor.block_tokens
         """Tokens that every layer's arrays have."""
         self.layers_put = 0
@@ -77,7 +79,13 @@ class Segment:
         self._descriptor = descriptor
         self._tracks = {name: publication.new_track(name.name) for name in self.track_names}
         self._sealer = (
-            SegmentSealer(self.track_names, descriptor, blocks, publication.data_sealer)
+            SegmentSealer(
+                self.track_names,
+                descriptor,
+                blocks,
+                self.padding_blocks,
+                publication.data_sealer,
+            )
             if publication.is_protected
             else None
         )
@@ -190,7 +198,9 @@ class Segment:
         publication = self._publication
         sealer = self._sealer
         octets = sum(array.nbytes for array in arrays) if sealer is None else sealer.layer_octets
-        bookkeeping = OBJECT_BOOKKEEPING_OCTETS * self.blocks * len(self.track_names)
+        bookkeeping = (
+            OBJECT_BOOKKEEPING_OCTETS * (self.blocks + self.padding_blocks) * len(self.track_names)
+        )
         publication.memory.reserve(bookkeeping)
         charged = bookkeeping
         try:
@@ -298,8 +308,8 @@ class Segment:
             track.publish_run(run, now, end_of_group=True, octets=0)
             self.objects += len(blocks)
             self.octets += payload_octets
-            self._status(track, layer, self.blocks, priority, ObjectStatus.END_OF_GROUP)
-            publication.writer.add_group(name, [block.digest for block in blocks])
+            self._status(track, layer, len(blocks), priority, ObjectStatus.END_OF_GROUP)
+            publication.writer.add_group(name, [block.digest for block in blocks[: self.blocks]])
         self.layers_put = layer + 1
         if self.complete:
             publication.writer.complete(self.number)

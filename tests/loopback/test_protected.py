@@ -16,6 +16,7 @@ from kvcs.quic.endpoint import connect
 from kvcs.subscriber import manifests
 from kvcs.trust import KeyRing, SigningKey
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.cases.attacking_relay import published
 from tests.cases.test_lossy_only_when_asked import Coarse, Squeeze
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import joined, serving
@@ -169,3 +170,50 @@ async def test_relays_that_are_not_trusted_are_not_read_without_keys(files: PemF
                         pytest.fail("it was opened")
                 async with opening(session).open(PREFIX) as cache:
                     assert [same(layer, TOY) async for layer in cache] == [True] * LAYERS
+
+
+@pytest.mark.parametrize(("pad", "padding"), [(8, 5), (2, 1), (3, 0)])
+async def test_padding_is_passed_over_and_hides_the_length(
+    files: PemFiles, pad: int, padding: int
+) -> None:
+    async with serving(files) as server, joined(server, files) as client:
+        publisher = kvcs.Publisher(server)
+        async with publisher.publish(PREFIX, protect=KEY, pad_blocks=pad) as publication:
+            segment = await publication.segment()
+            await put(segment, TOY)
+            assert segment.padding_blocks == padding
+            assert publication.progress.objects == 2 * LAYERS * (segment.blocks + padding)
+            for options in ({}, {"retrieve": "fetch"}, {"blocks": 2, "retrieve": "fetch"}):
+                async with opening(client).open(PREFIX, **options) as cache:
+                    blocks = options.get("blocks", segment.blocks)
+                    assert [same(layer, TOY, blocks) async for layer in cache] == [True] * LAYERS
+                    report = cache.report
+                    assert (report.rejected, report.refetches) == ({}, 0)
+                    [entry] = cache.manifest.segments
+                    assert (entry.blocks, entry.padding_blocks) == (segment.blocks, padding)
+
+
+async def test_publications_of_one_padded_length_look_alike(files: PemFiles) -> None:
+    """To a relay: their Objects, the size of each, and those of the manifest."""
+    seen: list[dict[tuple[bytes, Any], int]] = []
+    for blocks in (1, 3):
+        toy, prefix = toy_publication((blocks,)), toy_prefix(blocks)
+        held = await published(prefix, toy, protect=KEY, pad_blocks=4)
+        seen.append({place: len(each.payload) for place, each in held.objects.items()})
+    short, long = seen
+    assert short.keys() == long.keys()
+    differences = {place: (short[place], long[place]) for place in short}
+    # Apart from digits of numbers in the manifest.
+    assert all(abs(one - other) <= 4 for one, other in differences.values())
+
+
+async def test_padding_that_would_hide_nothing_is_refused(files: PemFiles) -> None:
+    async with serving(files) as server:
+        publisher = kvcs.Publisher(server)
+        for options, why in (
+            ({"pad_blocks": 4}, "hides nothing"),
+            ({"pad_blocks": 0, "protect": KEY}, "must lie in"),
+        ):
+            with pytest.raises(UsageError, match=why):
+                async with publisher.publish(PREFIX, **options):
+                    pytest.fail("it was published")

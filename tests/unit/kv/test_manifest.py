@@ -414,3 +414,23 @@ def test_an_entry_checks_its_lengths() -> None:
         Manifest({}, 4, 4, (entry,))
     with pytest.raises(PublicationError, match="block_keys_sha256 is not 32 octets"):
         Manifest({}, 4, 4, (SegmentEntry(0, 0, 3, bytes(31), (K0,)),))
+
+
+def test_padding_blocks_are_told_beside_the_real_ones() -> None:
+    value = document()
+    value["segments"][0]["padding_blocks"] = 5
+    padded = parse(value)
+    assert [entry.padding_blocks for entry in padded.segments] == [5, 0]
+    assert [entry.blocks for entry in padded.segments] == [3, 2]
+    assert parse_manifest(manifest_json_bytes(padded)) == padded
+    check_succession(padded, padded)
+    with pytest.raises(PublicationError, match="padding_blocks changed"):
+        check_succession(padded, parse(document()))
+
+
+@pytest.mark.parametrize("blocks", [-1, 2**32, "5", True, None])
+def test_padding_that_is_no_number_of_blocks(blocks: Any) -> None:
+    value = document()
+    value["segments"][0]["padding_blocks"] = blocks
+    with pytest.raises(PublicationError, match="padding_blocks"):
+        parse(value)

@@ -78,6 +78,8 @@ class RelayCore(Sessions):
         self._timers = Timers()
         self._permits = Permits(policy or Policy(), self.at, self._is_alive, self._end)
         self._soon: list[Callback] = []
+        self._curtailed: set[int] = set()
+        """Sessions whose announcements have just ended, some of them, with their token."""
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
 
     # Inputs
@@ -436,14 +438,22 @@ class RelayCore(Sessions):
             responder.fail_fetch(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
         else:
             responder.revoke(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
+        announced = request_id in peer.announced
         self._cancelled(place, peer, now)
-        self._drop_upstreams(place.session, peer, now)
+        if announced and place.session not in self._curtailed:
+            # Once, however many announcements end in this instant.
+            self._curtailed.add(place.session)
+            self.soon(lambda later: self._drop_upstreams(place.session, later))
 
-    def _drop_upstreams(self, key: int, peer: Peer, now: float) -> None:
+    def _drop_upstreams(self, key: int, now: float) -> None:
         """Take nothing from a session of Tracks that it announces no longer.
 
         A PUBLISH of it has a permit of its own.
         """
+        self._curtailed.discard(key)
+        peer = self._peers.get(key)
+        if peer is None:
+            return
         for request_id, track in list(peer.upstream.items()):
             if request_id in peer.published:
                 continue

@@ -344,6 +344,28 @@ def test_the_same_token_again_is_kept_once() -> None:
     assert len(permit.grants) == 2
 
 
+def test_many_announcements_that_end_at_once_are_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = Guarded()
+    origin = publisher(hub, token(lifetime=60), announce=False)
+    names = [(*PUBLICATION[:4], b"%016d" % number) for number in range(20)]
+    for name in names:
+        put_group(origin.track(full_name(namespace=name)), 0, 1)
+        origin.announce(name)
+    peer = consumer(hub, token())
+    asked = [peer.subscribe(full_name(namespace=name)) for name in names]
+    looks = []
+    real = hub.core._drop_upstreams
+    monkeypatch.setattr(
+        hub.core, "_drop_upstreams", lambda key, now: (looks.append(key), real(key, now))
+    )
+    hub.advance(61)
+    assert len(looks) == 1
+    assert all(peer.done(request_id) is not None for request_id in asked)
+    assert not hub.core._curtailed
+
+
 def _permits(hub: Hub) -> list[Permit]:
     bearers = hub.core._permits._bearers.values()
     return [permit for bearer in bearers for permit in bearer.permits.values()]

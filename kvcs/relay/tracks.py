@@ -196,7 +196,8 @@ class RelayTrack:
         track, entry = self.track, self._entry
         if entry.finished and not set(self._hub.publishers(self.name)) - entry.finished_by:
             span = self.consumers.past(request)
-            if entry.whole if span is None else self.consumers.known(span):
+            # Who asks for nothing of the past gets the end: nothing else can come.
+            if track.largest is not None if span is None else self.consumers.known(span):
                 if track.ended != PublishDoneCode.TRACK_ENDED:
                     track.reopen()  # its publisher left behind the End of Track
                     track.end(PublishDoneCode.TRACK_ENDED)

@@ -106,8 +106,19 @@ class Patient(Protocol):
     def ledger(self) -> Ledger:
         """What is owed and what is verified."""
 
-    def receiver(self, track: DataTrack, connection: Connection) -> Receiver:
-        """Receiver of a data track for a FETCH over one of the sources."""
+    def receiver(
+        self, track: DataTrack, connection: Connection, *, beside: bool = False
+    ) -> Receiver:
+        """Receiver of a data track for a FETCH over one of the sources.
+
+        Args:
+            track: the data track.
+            connection: the source.
+            beside: whether it is a FETCH of another publication.
+        """
+
+    async def twins(self, connection: Connection) -> list[TrackNamespace]:
+        """Other publications there whose Objects are the very same octets."""
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""
@@ -281,6 +292,9 @@ class Recovery:
                 if learnt and source in self._one_group:
                     continue  # it is asked at once in the way that it takes
             tries += 1
+            if sources and tries >= len(sources) and self._runs():
+                for twin in await self._patient.twins(source):
+                    await self._ask(source, self._share(len(sources)), twin)
             if means is not None and tries >= len(sources) and self._runs():
                 self._failure = await means.fetch(self._lost_blocks()) or self._failure
                 enough = not sources or tries >= ROUNDS_BEFORE_RECOMPUTING * len(sources)
@@ -289,7 +303,9 @@ class Recovery:
             if self._runs():
                 await self._pause(tries - 1)
 
-    async def _ask(self, source: Connection, seconds: float | None) -> None:
+    async def _ask(
+        self, source: Connection, seconds: float | None, twin: TrackNamespace | None = None
+    ) -> None:
         """Ask one session for all that was lost, in its share of the time."""
         runs = self._runs() if source not in self._one_group else self._by_group(self._runs())
         try:
@@ -297,7 +313,7 @@ class Recovery:
                 for start in range(0, len(runs), MAX_FETCHES):
                     async with asyncio.TaskGroup() as group:
                         for run in runs[start : start + MAX_FETCHES]:
-                            group.create_task(self._fetch(run, source))
+                            group.create_task(self._fetch(run, source, twin))
         except TimeoutError:
             self._failure = f"{source.peer} did not answer within {seconds:g} s"
 
@@ -421,12 +437,12 @@ class Recovery:
 
     # Asking
 
-    async def _fetch(self, run: _Run, connection: Connection) -> None:
+    async def _fetch(self, run: _Run, connection: Connection, twin: TrackNamespace | None) -> None:
         """One FETCH of a run over one session; returns when it has ended."""
-        ours = connection is self._patient.connection
+        ours = connection is self._patient.connection and twin is None
         if not connection.is_open:
             return
-        name = FullTrackName(self._patient.namespace, run.track.name)
+        name = FullTrackName(twin or self._patient.namespace, run.track.name)
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
             group_order=GroupOrder.ASCENDING,
@@ -439,7 +455,7 @@ class Recovery:
             return
         self.fetches += 1
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        receiver = self._patient.receiver(run.track, connection)
+        receiver = self._patient.receiver(run.track, connection, beside=twin is not None)
         published: Location | None = run.last
         """Largest Location of the track when we asked; None where it lies before the run."""
 

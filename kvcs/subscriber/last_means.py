@@ -145,17 +145,37 @@ class LastMeans:
         """Get blocks from the source; what came of it, if some are still missing."""
         if self._source is None or not missing:
             return None
-        limit = asyncio.Semaphore(CONCURRENCY)
+        ours = PublicationNamespace.parse(self._patient.namespace)
         try:
             async with self._source as source:
-                ends = await asyncio.gather(
-                    *(
-                        self._fetch(source, track, layer, blocks, limit)
-                        for (layer, track), blocks in self._by_layer(missing).items()
-                    )
-                )
+                failure = await self._fetch_all(source, ours, missing)
+                for twin in await self._twins(source, ours) if failure is not None else ():
+                    # What came meanwhile is dropped as a copy.
+                    if await self._fetch_all(source, twin, missing) is None:
+                        failure = None
         except KvcsError as exc:
             return str(exc)
+        return failure
+
+    async def _twins(
+        self, source: BlockSource, ours: PublicationNamespace
+    ) -> list[PublicationNamespace]:
+        patient = self._patient
+        if patient.finder is None or patient.ledger.unsealer is not None:
+            return []
+        return await patient.finder.at(source, ours, patient.manifest)
+
+    async def _fetch_all(
+        self, source: BlockSource, namespace: PublicationNamespace, missing: Sequence[MissingBlocks]
+    ) -> str | None:
+        """Get blocks of one publication; what came of it, if some are still missing."""
+        limit = asyncio.Semaphore(CONCURRENCY)
+        ends = await asyncio.gather(
+            *(
+                self._fetch(source, namespace, track, layer, blocks, limit)
+                for (layer, track), blocks in self._by_layer(missing).items()
+            )
+        )
         contradiction = next((each for each in ends if isinstance(each, PublicationError)), None)
         if contradiction is not None:
             self._patient.failed(contradiction)
@@ -174,6 +194,7 @@ class LastMeans:
     async def _fetch(
         self,
         source: BlockSource,
+        namespace: PublicationNamespace,
         track: DataTrack,
         layer: int,
         blocks: list[int],
@@ -181,7 +202,6 @@ class LastMeans:
     ) -> KvcsError | None:
         """Blocks of one layer of one track; why they are not all there."""
         patient = self._patient
-        namespace = PublicationNamespace.parse(patient.namespace)
         first = patient.entry(track).first_block
         keys = patient.prefix.block_keys[first + blocks[0] : first + blocks[-1] + 1]
         named = [keys[block - blocks[0]] for block in blocks]

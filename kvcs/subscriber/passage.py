@@ -115,9 +115,11 @@ class Passage:
         connection = self.leg.connection
         return [connection, *(each for each in self._routes.usable if each is not connection)]
 
-    def receiver(self, track: DataTrack, connection: Connection) -> TrackReceiver:
+    def receiver(
+        self, track: DataTrack, connection: Connection, *, beside: bool = False
+    ) -> TrackReceiver:
         """Receiver of a data track for a FETCH over the current session, or beside it."""
-        if connection is self.leg.connection:
+        if connection is self.leg.connection and not beside:
             return self.leg.reception.receiver(track)
         return TrackReceiver(connection, self.traveller.ledger, track, Beside(self.traveller))
 

@@ -28,6 +28,7 @@ from kvcs.subscriber.requests import DEFAULT_CHOICE, Choice, choose_tracks
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.silence import Silence
+from kvcs.subscriber.twins import Twins
 
 
 class Retrieval:
@@ -37,6 +38,7 @@ class Retrieval:
         prefix: the consumer's prefix.
         namespace: Track Namespace of the publication.
         completion: done once all is there and confirmed, or with what went wrong.
+        finder: finds other publications whose Objects are the same; None leaves that out.
         settled: done once it is known how many tokens the retrieval has.
         deadline_at: when it fails, in the loop's clock.
     """
@@ -54,9 +56,11 @@ class Retrieval:
         deadline_at: float,
         exact: bool = True,
         last_means: LastMeans | None = None,
+        twins: Twins | None = None,
         choice: Choice = DEFAULT_CHOICE,
     ) -> None:
         self.prefix = prefix
+        self.finder = twins
         self.namespace: TrackNamespace = follower.namespace
         self._settings = settings
         self._selective = (
@@ -304,9 +308,17 @@ class Retrieval:
         """Sessions that may have what lacks; the one that serves the cache is the first."""
         return self._passage.sources
 
-    def receiver(self, track: DataTrack, connection: Connection) -> TrackReceiver:
+    def receiver(
+        self, track: DataTrack, connection: Connection, *, beside: bool = False
+    ) -> TrackReceiver:
         """Receiver of a data track for a FETCH over one of the sources."""
-        return self._passage.receiver(track, connection)
+        return self._passage.receiver(track, connection, beside=beside)
+
+    async def twins(self, connection: Connection) -> list[TrackNamespace]:
+        """Other publications there whose Objects are the very same octets."""
+        if self.finder is None or self._ledger.unsealer is not None:
+            return []  # sealed payloads open under their own publication's name alone
+        return await self.finder.over(connection, self.namespace, self.manifest)
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""

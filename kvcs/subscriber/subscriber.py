@@ -31,6 +31,7 @@ from kvcs.subscriber.retrieval import Retrieval
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
 from kvcs.subscriber.sharing import Sharing
+from kvcs.subscriber.twins import Twins
 from kvcs.subscriber.without import Elsewhere
 from kvcs.trust import KeyRing
 
@@ -282,6 +283,7 @@ class Subscriber:
                 opened_at=opened_at,
                 deadline_at=deadline_at,
                 exact=blocks is not None,
+                twins=Twins(prefix, self.settings, self._authenticity),
                 last_means=(
                     None
                     if self._fallback is None and recompute is None

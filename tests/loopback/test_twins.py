@@ -1,0 +1,105 @@
+"""Blocks of another publication of the prefix: taken where both say "deterministic", never else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kvcs
+from kvcs.fallback import HttpServer, HttpSource
+from kvcs.kv import parse_manifest
+from kvcs.subscriber.twins import are_twins
+from tests.builders import QUICK, Toy, put, same, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.http_fixtures import save
+from tests.loopback.kv_fixtures import joined, serving
+from tests.loopback.raw_publication import V0, RawPublication
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+PATIENT = replace(QUICK, least_recovery=20.0, least_deadline=60.0, quiet=20.0)
+SOON = replace(QUICK, least_recovery=1.5)
+
+
+def said(toy: Toy, deterministic: bool) -> bytes:
+    """The toy's manifest, with that word in it."""
+    octets = toy.writer().to_json_bytes()
+    assert b'"deterministic":false' in octets
+    return (
+        octets.replace(b'"deterministic":false', b'"deterministic":true')
+        if deterministic
+        else octets
+    )
+
+
+def lacking(toy: Toy, deterministic: bool) -> RawPublication:
+    """A publication of which one block is nowhere."""
+    raw = RawPublication(toy, publication_id=bytes([7] * 16))
+    raw.manifest(said(toy, deterministic))
+    for layer in range(4):
+        gone = {(V0, 1): None} if layer == 2 else {}
+        raw.layer(layer, live=gone, stored=gone)
+    raw.end()
+    return raw
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("theirs", [True, False])
+async def test_over_http(tmp_path: Path, files: PemFiles, ours: bool, theirs: bool) -> None:
+    toy = toy_publication()
+    raw = lacking(toy, ours)
+    await save(tmp_path, toy, deterministic=theirs)
+    async with (
+        raw.serve(files) as server,
+        joined(server, files) as client,
+        HttpServer(tmp_path, port=0, authority=None) as http,
+    ):
+        both = ours and theirs
+        subscriber = kvcs.Subscriber(
+            client, fallback=HttpSource(http.url), settings=PATIENT if both else SOON
+        )
+        async with subscriber.open(toy_prefix(), publication=_named(raw)) as cache:
+            if both:
+                got = [layer async for layer in cache]
+                assert [layer.index for layer in got] == [0, 1, 2, 3]
+                assert all(same(layer, toy) for layer in got)
+                assert cache.report.fetched_over_http == 1
+                return
+            with pytest.raises(kvcs.CacheIncomplete) as caught:
+                await cache.layer(2)
+            [missing] = caught.value.missing
+            assert (missing.component, missing.layer, missing.first_block) == ("v", 2, 1)
+            assert cache.report.fetched_over_http == 0
+
+
+async def test_over_another_session(files: PemFiles) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    raw = lacking(toy, True)
+    async with (
+        raw.serve(files) as server,
+        serving(files) as other,
+        kvcs.Publisher(other).publish(prefix, deterministic=True) as publication,
+    ):
+        await put(await publication.segment(), toy)
+        async with joined(server, files) as first, joined(other, files) as second:
+            subscriber = kvcs.Subscriber(first, second, settings=PATIENT)
+            async with subscriber.open(prefix, publication=_named(raw)) as cache:
+                got = [layer async for layer in cache]
+                assert [layer.index for layer in got] == [0, 1, 2, 3]
+                assert all(same(layer, toy) for layer in got)
+                assert cache.namespace == raw.namespace
+
+
+def _named(raw: RawPublication) -> kvcs.PublicationNamespace:
+    return kvcs.PublicationNamespace.parse(raw.namespace)
+
+
+def test_segments_have_to_be_the_same() -> None:
+    one, two = toy_publication((3,)), toy_publication((2, 1))
+    first, second = (parse_manifest(said(toy, True)) for toy in (one, two))
+    assert are_twins(first, first)
+    assert not are_twins(first, second)
+    assert not are_twins(second, first)
+    assert not are_twins(first, parse_manifest(said(one, False)))

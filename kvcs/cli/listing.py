@@ -52,10 +52,10 @@ def register(app: typer.Typer) -> None:
         probe: ProbeOption = None,
         anchors: AnchorsOption = None,
     ) -> None:
-        """List the publications of a scope, or of one prefix and shorter ones.
+        """List the publications of a scope, or of one prefix.
 
-        Nothing of them is read: names alone are shown, whether the publications are protected or
-        not.
+        Publications of shorter prefixes are listed, too. Nothing of them is read: names alone are
+        shown, whether they are protected or not.
         """
         ring = read_protection(protect_key_file, output)
         wanted: Prefix | bytes

@@ -110,7 +110,7 @@ def register(app: typer.Typer) -> None:
         wait: WaitOption = None,
         lines: LinesOption = False,
     ) -> None:
-        """Follow a publication, live or complete, and write its KV cache."""
+        """Follow a publication, live or not, and write its KV cache."""
         prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
         await _retrieve(
             output,

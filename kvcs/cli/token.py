@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     group = typer.Typer(
         name="token",
-        help="Make authorization tokens for relays, and show what one allows.",
+        help="Make authorization tokens, and show what one allows.",
         rich_markup_mode=None,
         no_args_is_help=True,
     )

@@ -19,6 +19,7 @@ COMMANDS = [
     "publish",
     "subscribe",
     "fetch",
+    "serve-http",
     "ls",
     "plan",
     "demo",
@@ -75,13 +76,13 @@ def test_every_option_says_in_words_what_it_is_for(run: Run, command: str) -> No
     assert max(map(len, ran.out.splitlines())) <= 80
     options = entries(ran.out, "Options")
     assert {"--help", "--json", "--log-level"} <= options.keys()
-    assert ("--lines" in options) == (command in FREE_LINES)
+    assert ("--lines" in options) == (command in FREE_LINES | {"serve-http"})
     if command in NETWORK:
         assert {"--ca", "--token-file", "--scope-key-file"} <= options.keys()
         assert "--insecure-accept-any-certificate" in options, "never cut off"
     assert ("--datagram-size" in options) == (command in FREE_LINES)
     arguments = entries(ran.out, "Arguments")
-    assert bool(arguments) == (command in {"inspect", "keys", "publish"})
+    assert bool(arguments) == (command in {"inspect", "keys", "publish", "serve-http"})
     check_words({**options, **arguments})
 
 

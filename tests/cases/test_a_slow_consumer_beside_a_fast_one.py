@@ -1,87 +1,122 @@
-"""One consumer that does not read, beside one that does: the fast one and the relay do not notice.
-
-The kinds of fault: a slow reader stops others, or what it is owed piles up without bound.
-"""
+"""A consumer behind a slow link beside one behind a fast one, below two relays (case 33)."""
 
 from __future__ import annotations
 
-from kvcs.moqt.errors import PublishDoneCode
-from kvcs.moqt.names import Location
-from kvcs.relay.settings import RelayLimits
-from kvcs.testing.actors import ConsumerPeer, PublisherPeer
-from kvcs.testing.hub import Hub
-from kvcs.testing.tracks import end_track, payload, put_group
+import asyncio
 
-MIB = 2**20
-OBJECT = 64 * 1024
-LAYERS, BLOCKS = 32, 2
-CACHE = MIB
-"""A quarter of what is published."""
+import numpy as np
 
+import kvcs
+from kvcs.kv import UNPINNED
+from kvcs.testing.network import Conditions, Network, run
+from tests.simulation.trees import PORT, RECONNECT
 
-def publish(hub: Hub, publisher: PublisherPeer, fast: ConsumerPeer) -> None:
-    """Publish layer by layer; the fast consumer has each before the next is there."""
-    track = publisher.tracks[next(iter(publisher.tracks))]
-    for layer in range(LAYERS):
-        put_group(track, layer, BLOCKS, octets=OBJECT)
-        hub.run()
-        assert len(fast.locations()) == (layer + 1) * BLOCKS
-        assert hub.core.cache.octets <= CACHE
-    end_track(track, LAYERS)
-    hub.run()
+KIB = 1024
+BUDGET = 64 * KIB
+"""Octets that wait in the transport for one peer."""
 
+CONTROL = 16 * KIB
+"""What is not Objects and no budget holds up."""
 
-def stall(consumer: ConsumerPeer, *, stalled: bool) -> None:
-    """Let the relay send nothing of Objects to a consumer, or everything again."""
-    consumer.spoke.relay.credit.object_octets = 0 if stalled else 1 << 30
+LAYERS, BLOCKS = 16, 8
+DESCRIPTOR = kvcs.Descriptor(
+    model="slow",
+    weights=UNPINNED,
+    layers=LAYERS,
+    kv_heads=4,
+    head_dim=24,
+    dtype="float16",
+    block_tokens=16,
+)
+PREFIX = kvcs.Prefix(kvcs.Scope(bytes(32)), DESCRIPTOR, range(16 * BLOCKS))
+"""768 KiB in 256 Objects."""
 
-
-def test_the_fast_one_is_not_held_and_the_slow_one_is_told() -> None:
-    hub = Hub(RelayLimits(cache_octets=CACHE))
-    publisher = PublisherPeer(hub)
-    track = publisher.track()
-    fast, slow = ConsumerPeer(hub), ConsumerPeer(hub)
-    fast_id, slow_id = fast.subscribe(), slow.subscribe()
-    stall(slow, stalled=True)
-    publish(hub, publisher, fast)
-    hub.advance(1)
-    ended = fast.done(fast_id)
-    assert ended is not None and ended.status == PublishDoneCode.TRACK_ENDED
-    # What it is owed has left the cache: it is told so, and may ask again.
-    ended = slow.done(slow_id)
-    assert ended is not None and ended.status == PublishDoneCode.TOO_FAR_BEHIND
-    stall(slow, stalled=False)
-    fetched = slow.fetch()
-    hub.advance(1)
-    wanted = {Location(layer, block) for layer in range(LAYERS) for block in range(BLOCKS)}
-    got = slow.contents(fetched)
-    assert set(got) == wanted
-    assert all(octets == payload(location, OBJECT) for location, octets in got.items())
-    assert hub.core.cache.octets <= CACHE
-    assert track.objects_sent > LAYERS * BLOCKS  # evicted ones came from the publisher again
+QUIC = kvcs.QuicSettings(send_buffer=BUDGET, send_buffer_limit=BUDGET)
+SETTINGS = kvcs.SubscriberSettings(least_recovery=300.0)
 
 
-def test_what_is_owed_is_not_copied_for_each_consumer() -> None:
-    hub = Hub(RelayLimits(cache_octets=4 * CACHE))
-    publisher = PublisherPeer(hub)
-    publisher.track()
-    fast = ConsumerPeer(hub)
-    fast.subscribe()
-    slow = [ConsumerPeer(hub) for _ in range(8)]
-    for consumer in slow:
-        consumer.subscribe()
-        stall(consumer, stalled=True)
-    track = publisher.tracks[next(iter(publisher.tracks))]
-    for layer in range(4):
-        put_group(track, layer, BLOCKS, octets=OBJECT)
-    hub.run()
-    # Eight who are owed everything, and one copy.
-    assert hub.core.cache.octets < 4 * BLOCKS * OBJECT + MIB // 4
-    for consumer in slow:
-        assert consumer.locations() == []
-        stall(consumer, stalled=False)
-    # The next Objects tell the sessions that they may send again.
-    put_group(track, 4, BLOCKS, octets=OBJECT)
-    hub.run()
-    for consumer in slow:
-        assert len(consumer.locations()) == 5 * BLOCKS
+class Scene:
+    """A producer, two relays and consumers."""
+
+    def __init__(self) -> None:
+        self.network = Network(seed=33, conditions=Conditions(delay=0.005, rate=2 * 2**20))
+        self.network.path("slow", "lower").change(rate=16 * KIB)
+        rng = np.random.default_rng(33)
+        shape = (16 * BLOCKS, 4, 24)
+        self.layers = [
+            [rng.standard_normal(shape).astype(np.float16) for _ in "kv"] for _ in range(LAYERS)
+        ]
+        self.published = asyncio.Event()
+
+    async def relay(self, name: str, *upstreams: str) -> kvcs.Relay:
+        host = self.network.host(name)
+        with host:
+            settings = kvcs.RelaySettings(
+                cert="unused",
+                key="unused",
+                host=host.address,
+                allow_anyone=True,
+                upstreams=tuple(f"moqt://{one}:{PORT}" for one in upstreams),
+                quic=QUIC,
+            )
+            relay = kvcs.Relay(settings)
+            await relay.__aenter__()
+        return relay
+
+    async def produce(self, over: asyncio.Event) -> None:
+        with self.network.host("producer"):
+            url = f"moqt://upper:{PORT}"
+            async with kvcs.connect(url, quic=QUIC, reconnect=RECONNECT) as session:
+                async with kvcs.Publisher(session).publish(PREFIX) as publication:
+                    segment = await publication.segment()
+                    for number, (k, v) in enumerate(self.layers):
+                        await segment.put(number, k, v)
+                    segment.finish()
+                    self.published.set()
+                    await over.wait()
+
+    async def consume(self, host: str) -> float:
+        """Seconds that a retrieval takes; what comes is compared."""
+        loop = asyncio.get_running_loop()
+        with self.network.host(host):
+            async with kvcs.connect(f"moqt://lower:{PORT}", reconnect=RECONNECT) as session:
+                began = loop.time()
+                subscriber = kvcs.Subscriber(session, settings=SETTINGS)
+                async with subscriber.open(PREFIX, deadline=300.0) as cache:
+                    seen = 0
+                    async for layer in cache:
+                        k, v = self.layers[layer.index]
+                        assert layer.k.tobytes() == k.tobytes()
+                        assert layer.v.tobytes() == v.tobytes()
+                        seen += 1
+                assert seen == LAYERS
+                return loop.time() - began
+
+
+def test_the_fast_one_takes_as_long_as_alone_and_queues_stay_bounded() -> None:
+    async def main() -> None:
+        scene = Scene()
+        upper = await scene.relay("upper")
+        lower = await scene.relay("lower", "upper")
+        over = asyncio.Event()
+        producing = asyncio.create_task(scene.produce(over))
+        await scene.published.wait()
+        await scene.consume("warming")
+        alone = await scene.consume("fast")
+        slow = asyncio.create_task(scene.consume("slow"))
+        await asyncio.sleep(1.0)
+        queued = []
+        for _ in range(2):
+            beside = await scene.consume("fast")
+            assert beside < 2 * alone
+            queued += [peer.queued_octets for one in (lower, upper) for peer in one.status().peers]
+        assert not slow.done()
+        # A gauge for each peer, and none above its budget.
+        assert 0 < max(queued) <= BUDGET + CONTROL
+        assert await slow > 10 * alone
+        over.set()
+        await producing
+        for relay in (lower, upper):
+            await relay.close(at_once=True)
+
+    run(main(), limit=2000.0)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from math import inf, nextafter
 
 from kvcs.errors import RequestError, StoreFull
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, RequestCode
-from kvcs.moqt.intervals import FIRST
+from kvcs.moqt.intervals import FIRST, following
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.store import Track
 from kvcs.moqt.stored import StoreBudget
@@ -85,14 +85,16 @@ class CachedTrack:
     def lacks(self, start: Location, end: Location) -> bool:
         """Whether a Location in ``start``..``end`` is neither known nor on the shelf."""
         track = self.track
-        shelved = () if self.shelf is None else self.shelf.group_ids(track.name)
+        shelved: Mapping[int, int] = {} if self.shelf is None else self.shelf.groups(track.name)
         while (run := track.first_unknown(start, end)) is not None:
-            group_id = run[0].group
-            if group_id not in shelved:
+            group_id, object_id = run[0]
+            known_to = shelved.get(group_id, -1)
+            if known_to < object_id:
                 return True
-            if group_id >= end.group:
+            behind = following(Location(group_id, known_to))
+            if behind is None or behind > end:
                 break
-            start = Location(group_id + 1, 0)
+            start = behind
         return False
 
 
@@ -159,7 +161,7 @@ class RelayCache:
         entry = self._entries.get(name)
         if entry is not None:
             self._entries.move_to_end(name)
-        elif self.shelf is not None and self.shelf.group_ids(name):
+        elif self.shelf is not None and self.shelf.groups(name):
             try:
                 return self._add(name)
             except RequestError:
@@ -213,7 +215,7 @@ class RelayCache:
 
     def _shelve(self, track: Track, group_id: int) -> None:
         shelf = self.shelf
-        if shelf is not None and group_id not in shelf.group_ids(track.name):
+        if shelf is not None and group_id not in shelf.groups(track.name):
             group = shelved(track, track.groups[group_id])
             if group is not None:
                 shelf.put(group)

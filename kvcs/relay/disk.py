@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -91,7 +91,7 @@ class Disk:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._key = b""
         self._slots: OrderedDict[tuple[FullTrackName, int], _Slot] = OrderedDict()
-        self._tracks: dict[FullTrackName, tuple[set[int], ShelvedTrack]] = {}
+        self._tracks: dict[FullTrackName, tuple[dict[int, int], ShelvedTrack]] = {}
         self._used = self._waiting = self._reads = self._serial = 0
         self._paused_until = 0.0
         self._is_draining = False
@@ -171,11 +171,11 @@ class Disk:
 
         self._thread.submit(write)
 
-    def group_ids(self, name: FullTrackName) -> Collection[int]:
+    def groups(self, name: FullTrackName) -> Mapping[int, int]:
         """Groups of a Track whose files are here and have not expired."""
         held = self._tracks.get(name)
         if held is None:
-            return ()
+            return {}
         now = self._clock()
         for group_id in list(held[0]):
             slot = self._slots[name, group_id]
@@ -185,7 +185,7 @@ class Disk:
 
     def track(self, name: FullTrackName) -> ShelvedTrack | None:
         """What was known of a Track when its newest file was written."""
-        if not self.group_ids(name):
+        if not self.groups(name):
             return None
         return self._tracks[name][1]
 
@@ -194,7 +194,7 @@ class Disk:
     ) -> bool:
         """Read a Group in the thread; its digests are checked there."""
         loop = self._loop
-        if loop is None or self._reads >= MAX_READS or group_id not in self.group_ids(name):
+        if loop is None or self._reads >= MAX_READS or group_id not in self.groups(name):
             return False
         slot = self._slots[name, group_id]
         self._slots.move_to_end((name, group_id))
@@ -236,8 +236,8 @@ class Disk:
             self._remove(*key)
         self._slots[key] = slot
         self._used += slot.octets
-        ids = self._tracks[group.name][0] if group.name in self._tracks else set()
-        ids.add(group.group_id)
+        ids = self._tracks[group.name][0] if group.name in self._tracks else {}
+        ids[group.group_id] = group.known_to
         self._tracks[group.name] = (ids, group.track)
         self._gauge()
 
@@ -245,7 +245,7 @@ class Disk:
         slot = self._slots.pop((name, group_id))
         self._used -= slot.octets
         ids = self._tracks[name][0]
-        ids.discard(group_id)
+        ids.pop(group_id)
         if not ids:
             del self._tracks[name]
         self._gauge()
@@ -308,6 +308,7 @@ class Disk:
             "namespace": [field.hex() for field in group.name.namespace],
             "name": group.name.name.hex(),
             "group": group.group_id,
+            "known_to": group.known_to,
             "properties": track.properties.write().hex(),
             "largest": track.largest,
             "final": track.final,
@@ -411,6 +412,7 @@ def _group(head: dict[str, Any], payloads: bytes, shift: float) -> ShelvedGroup:
             tuple(bytes.fromhex(field) for field in head["namespace"]), bytes.fromhex(head["name"])
         ),
         head["group"],
+        head["known_to"],
         ShelvedTrack(
             KeyValues.decode(bytes.fromhex(head["properties"])),
             _location(head["largest"]),

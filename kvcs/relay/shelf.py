@@ -6,7 +6,7 @@ its own. A Group that does not come back is unknown, and is asked for upstream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +59,9 @@ class ShelvedGroup:
 
     name: FullTrackName
     group_id: int
+    known_to: int
+    """Largest Object ID up to which nothing but `objects` exists: beyond, the status is unknown."""
+
     track: ShelvedTrack
     objects: tuple[ShelvedObject, ...]
 
@@ -79,8 +82,8 @@ class Shelf(Protocol):
     def put(self, group: ShelvedGroup) -> None:
         """Keep a Group, if there is room and time; its views must not change."""
 
-    def group_ids(self, name: FullTrackName) -> Collection[int]:
-        """Groups of a Track that are here."""
+    def groups(self, name: FullTrackName) -> Mapping[int, int]:
+        """Groups of a Track that are here, and `ShelvedGroup.known_to` of each."""
 
     def track(self, name: FullTrackName) -> ShelvedTrack | None:
         """What was last known of a Track of which a Group is here."""
@@ -108,8 +111,12 @@ def shelved(track: Track, group: Group) -> ShelvedGroup | None:
     Returns:
         None where something of it is missing or unknown: then it is not worth keeping.
     """
+    if not group.objects or group.arriving:
+        return None
     first, last = Location(group.group_id, 0), Location(group.group_id, MAX_VI64)
-    if not group.objects or group.arriving or track.first_unknown(first, last) is not None:
+    unknown = track.first_unknown(first, last)
+    known_to = MAX_VI64 if unknown is None else unknown[0].object - 1
+    if known_to < group.object_ids[-1]:
         return None
     objects = [group.objects[object_id] for object_id in group.object_ids]
     if not all(each.complete and not each.failed for each in objects):
@@ -117,6 +124,7 @@ def shelved(track: Track, group: Group) -> ShelvedGroup | None:
     return ShelvedGroup(
         track.name,
         group.group_id,
+        known_to,
         _known(track),
         tuple(ShelvedObject(each.header, each.born, each.parts) for each in objects),
     )
@@ -197,5 +205,5 @@ def take_back(track: Track, group: ShelvedGroup) -> list[tuple[Location, float]]
         if held is not None:
             held.arriving -= 1
             track.drop_if_empty(held)
-    track.learn(Location(group.group_id, 0), Location(group.group_id, MAX_VI64))
+    track.learn(Location(group.group_id, 0), Location(group.group_id, group.known_to))
     return fresh

@@ -1,0 +1,73 @@
+"""A relay with a folder stops, and the next one serves what is in it, without the producer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import kvcs
+from kvcs.errors import ConnectionFailed
+from kvcs.relay.settings import RelayLimits
+from kvcs.subscriber import Subscriber
+from tests.builders import put, same, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+
+
+@asynccontextmanager
+async def relaying(files: PemFiles, folder: Path, port: int = 0) -> AsyncIterator[kvcs.Relay]:
+    settings = kvcs.RelaySettings(
+        cert=files.cert,
+        key=files.key,
+        port=port,
+        allow_anyone=True,
+        cache_dir=folder,
+        # It hears of every end, however slow the machine is.
+        limits=RelayLimits(upstream_linger=120),
+    )
+    async with kvcs.Relay(settings) as relay:
+        yield relay
+
+
+async def test_a_finished_publication_outlives_its_relay(files: PemFiles, tmp_path: Path) -> None:
+    toy, prefix = toy_publication(), toy_prefix()
+    async with relaying(files, tmp_path) as relay:
+        async with (
+            kvcs.connect(relay.url, ca=files.ca) as producer,
+            kvcs.connect(relay.url, ca=files.ca) as consumer,
+        ):
+            async with kvcs.Publisher(producer).publish(prefix) as publication:
+                namespace = publication.namespace
+                segment = await publication.segment()
+                await put(segment, toy)
+                async with Subscriber(consumer).open(prefix, deadline=30) as cache:
+                    await cache.complete()
+        async with asyncio.timeout(20):
+            # No event tells when the relay has heard that they are gone.
+            while relay.stats.sessions:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert relay.stats.disk_written > 0
+    async with (
+        relaying(files, tmp_path) as relay,
+        kvcs.connect(relay.url, ca=files.ca) as consumer,
+    ):
+        url = relay.url
+        uri = kvcs.kv.holder_uri(url, kvcs.kv.tracks.PublicationNamespace.parse(namespace))
+        async with Subscriber(consumer).open(prefix, publication=uri, deadline=30) as cache:
+            async for layer in cache:
+                assert same(layer, toy)
+        stats = relay.stats
+        assert (stats.octets_in, stats.disk_bad) == (0, 0)
+        assert stats.disk_hits > 0
+
+
+async def test_a_relay_whose_address_is_taken_leaves_no_thread(
+    files: PemFiles, tmp_path: Path
+) -> None:
+    async with relaying(files, tmp_path / "one") as relay:
+        with pytest.raises(ConnectionFailed):
+            async with relaying(files, tmp_path / "two", relay.port):
+                raise AssertionError("it cannot listen there")

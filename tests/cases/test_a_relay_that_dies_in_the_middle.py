@@ -48,7 +48,8 @@ async def test_it_goes_on_over_the_other_relay_and_then_over_the_one_that_is_bac
         streams = [raw.begin(name, 2, 1) for name in (K0, V0)]
         await came(2, 0)
         # Which of the two it has found first is chance; that one is killed.
-        lost, first, other = (over_b, b, a) if cache.connection is over_b else (over_a, a, b)
+        serving = cache._retrieval.connection
+        lost, first, other = (over_b, b, a) if serving is over_b else (over_a, a, b)
         await first.kill()
         await until(lost, lambda: not lost.is_open)
         for stream in streams:

@@ -392,7 +392,7 @@ async def test_what_one_relay_has_lost_is_fetched_from_another(
                 ]
                 return
             assert all([same(layer, first.toy) async for layer in cache])
-            assert cache.connection is session
+            assert cache._retrieval.connection is session
             assert (cache.report.moves, cache.report.duplicates) == (0, 0)
     assert second.asks(events.FetchReceived) and not second.asks(events.SubscribeReceived)
 

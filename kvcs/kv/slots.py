@@ -76,15 +76,18 @@ class InPlace:
         """Copy the octets to their place."""
         while size := len(octets):
             section, start = self._sections[self._section], self._offset
-            room = len(section) - start
-            if size < room:
-                section[start : start + size] = octets
-                self._offset = start + size
+            stop, end = start + size, len(section)
+            if stop < end:
+                section[start:stop] = octets
+                self._offset = stop
                 return
-            section[start:] = octets[:room]
-            octets = octets[room:]
             self._section += 1
             self._offset = 0
+            if stop == end:
+                section[start:] = octets
+                return
+            section[start:] = octets[: end - start]
+            octets = octets[end - start :]
 
     def leave(self) -> Nowhere:
         """Stop writing here: returns a sink that knows what was taken so far.

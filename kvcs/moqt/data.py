@@ -257,7 +257,11 @@ class SubgroupParser(_ItemParser):
     def _parse(
         self, buffer: bytearray | memoryview, start: int, end: int, items: list[Item]
     ) -> int:
-        delta, pos = _vi64(buffer, start, end, start)
+        # Nearly every delta is one octet; a call would cost more than to read it.
+        if start < end and buffer[start] < 0x80:
+            delta, pos = buffer[start], start + 1
+        else:
+            delta, pos = _vi64(buffer, start, end, start)
         object_id = self._object_id + 1 + delta
         if object_id > MAX_VI64:
             raise ProtocolViolation("Object ID above 2^64-1")

@@ -229,7 +229,7 @@ class Connection(Tenure):
 
     def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Octets of a stream; see `TransportReceiver`."""
-        self.core.receive_stream_data(stream_id, data, fin, self.now)
+        self.core.receive_stream_data(stream_id, data, fin, self._loop.time())
         self._deliver_events()
 
     def stream_reset(self, stream_id: int, code: int) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvcs.errors import KvcsError, MissingBlocks
 from kvcs.kv import LayerTensors, Manifest, Prefix
 from kvcs.moqt.names import TrackNamespace
+from kvcs.quic.connection import Connection
 from kvcs.subscriber.facts import progress_of, report_of
 from kvcs.subscriber.layers import Layers
 from kvcs.subscriber.report import CacheProgress, CacheReport
@@ -107,6 +108,11 @@ class Cache:
         return await self._first(self._retrieval.settled)
 
     # Facts
+
+    @property
+    def connection(self) -> Connection:
+        """The session that serves the retrieval, or did last."""
+        return self._retrieval.connection
 
     @property
     def manifest(self) -> Manifest:

@@ -16,6 +16,9 @@ from tests.builders import put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 
 SAFETY = 40.0
+OBJECTS = 24
+"""Objects of the toy publication with a payload."""
+
 FAST = kvcs.Reconnect(max_pause=0.2)
 
 
@@ -74,6 +77,28 @@ async def test_a_cache_crosses_three_relays_once(
         counts = {relay.stats.objects_in for relay in relays}
         assert relays[2].stats.upstream_subscriptions == relays[0].stats.upstream_subscriptions
         assert max(counts) - min(counts) <= 8, counts  # versions of the manifest
+
+
+async def test_each_object_crosses_each_link_of_a_tree_once(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    """1 + 2 + 4 relays, two consumers at each of the last."""
+    async with AsyncExitStack() as stack:
+        root = await stack.enter_async_context(relaying(files))
+        sites = [await stack.enter_async_context(relaying(files, root.url)) for _ in range(2)]
+        racks = [
+            await stack.enter_async_context(relaying(files, site.url))
+            for site in sites
+            for _ in range(2)
+        ]
+        await stack.enter_async_context(producing(root.url, files))
+        reports = await asyncio.gather(*(consume(rack.url, files) for rack in racks * 2))
+        assert all((one.objects, one.duplicates) == (OBJECTS, 0) for one in reports)
+        versions = root.stats.objects_in - OBJECTS
+        assert 0 < versions < OBJECTS // 2
+        for relay in (*sites, *racks):
+            # A version of the manifest may come by FETCH and live; Objects of data do not.
+            assert OBJECTS < relay.stats.objects_in <= OBJECTS + 2 * versions
 
 
 async def test_a_relay_starts_before_its_upstream(

@@ -48,8 +48,7 @@ async def _live(seed: int) -> str:
         assert loop.time() - began < DEADLINE + RECONNECTING + LATE, f"consumer {number} hung"
 
     consuming = [asyncio.create_task(consume(number)) for number in range(4)]
-    while tree.connected < len(consuming) + 1:
-        await asyncio.sleep(0.01)
+    await tree.all_connected(len(consuming) + 1)
     await asyncio.sleep(chance.uniform(0.0, 1.0))
     victim = chance.choice(VICTIMS)
     if victim in tree.relays:
@@ -86,7 +85,7 @@ async def _produce(tree: Tree, over: asyncio.Event, pause: float) -> None:
             kvcs.connect(f"moqt://upper0:{PORT}", reconnect=policy) as one,
             kvcs.connect(f"moqt://upper1:{PORT}", reconnect=policy) as two,
         ):
-            tree.connected += 1
+            tree.note_connected()
             async with kvcs.Publisher(one, two).publish(tree.prefix) as publication:
                 await tree.put_all(publication, pause)
                 await over.wait()

@@ -33,9 +33,20 @@ class Tree:
         self.relays: dict[str, kvcs.Relay] = {}
         self.asked: Counter[tuple[str, bytes]] = Counter()
         """SUBSCRIBEs and FETCHes that the producer got, by kind and Track Name."""
-        self.connected = 0
-        """Producers and consumers whose sessions were open."""
+        self._connected = 0
+        self._connection = asyncio.Event()
         self.toy, self.prefix = toy_publication(), toy_prefix()
+
+    def note_connected(self) -> None:
+        """A producer or consumer has its sessions."""
+        self._connected += 1
+        self._connection.set()
+
+    async def all_connected(self, number: int) -> None:
+        """Wait until so many have."""
+        while self._connected < number:
+            self._connection.clear()
+            await self._connection.wait()
 
     async def relay(self, name: str, *upstreams: str) -> kvcs.Relay:
         """Start a relay on the host of its name."""
@@ -91,7 +102,7 @@ class Tree:
                     return await self._open(first, second)
 
     async def _open(self, *sessions: Connection) -> kvcs.CacheReport:
-        self.connected += 1
+        self.note_connected()
         subscriber = kvcs.Subscriber(*sessions, settings=SETTINGS)
         async with subscriber.open(self.prefix, deadline=DEADLINE) as cache:
             layers = [layer async for layer in cache]

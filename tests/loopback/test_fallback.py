@@ -299,3 +299,37 @@ async def test_http_comes_before_recomputing(tmp_path: Path, files: PemFiles) ->
             await all_of(cache, toy)
             assert engine.asked == [(1, 0, 3)]  # V came over HTTP, K was damaged there, too
             assert (cache.report.fetched_over_http, cache.report.recomputed) == (1, 1)
+
+
+# Protected and signed
+
+
+async def test_what_is_sealed_and_signed_is_opened_and_verified(tmp_path: Path) -> None:
+    toy, scope_id = toy_publication(), toy_prefix().scope_id
+    ring = kvcs.ProtectionRing(scope_id=scope_id)
+    key = ring.rotate()
+    signer = kvcs.SigningKey.generate(name="producer", scope_id=scope_id)
+    async with shelf(tmp_path, toy=toy, protect=key, sign=signer) as it:
+        source = HttpSource(it.server.url)
+        subscriber = kvcs.Subscriber(
+            fallback=source,
+            settings=PATIENT,
+            keys=kvcs.KeyRing([signer.public]),
+            require_signed=True,
+            protection=ring,
+        )
+        async with subscriber.open(it.prefix) as cache:
+            await all_of(cache, toy)
+            assert cache.report.signed_by == signer.public.kid
+        other = kvcs.ProtectionRing(scope_id=scope_id)
+        other.rotate()
+        for wrong in (None, other):
+            stranger = kvcs.Subscriber(
+                fallback=source,
+                settings=PATIENT,
+                keys=kvcs.KeyRing([signer.public]),
+                protection=wrong,
+            )
+            with pytest.raises(kvcs.NotProtected):
+                async with stranger.open(it.prefix):
+                    raise AssertionError("it was opened")

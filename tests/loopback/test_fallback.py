@@ -323,13 +323,14 @@ async def test_what_is_sealed_and_signed_is_opened_and_verified(tmp_path: Path) 
             assert cache.report.signed_by == signer.public.kid
         other = kvcs.ProtectionRing(scope_id=scope_id)
         other.rotate()
-        for wrong in (None, other):
+        # A ring with another key under the same Key ID opens nothing, and shows no more than that.
+        for wrong, error in ((None, kvcs.NotProtected), (other, PublicationNotFound)):
             stranger = kvcs.Subscriber(
                 fallback=source,
                 settings=PATIENT,
                 keys=kvcs.KeyRing([signer.public]),
                 protection=wrong,
             )
-            with pytest.raises(kvcs.NotProtected):
+            with pytest.raises(error):
                 async with stranger.open(it.prefix):
                     raise AssertionError("it was opened")

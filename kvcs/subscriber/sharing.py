@@ -48,10 +48,18 @@ class _Shared:
 
     async def end(self) -> None:
         """Nobody wants it any more."""
+        if self.task.done():
+            _close(self.task)  # at once: whoever leaves may be cancelled in any wait
+            return
+        self.task.add_done_callback(_close)
         self.task.cancel()
         await asyncio.wait((self.task,))
-        if not self.task.cancelled() and self.task.exception() is None:
-            self.task.result().close()
+
+
+def _close(task: asyncio.Task[Retrieval]) -> None:
+    """Close what a search has found that nobody wants any more."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 class Sharing:

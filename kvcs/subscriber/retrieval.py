@@ -123,6 +123,8 @@ class Retrieval:
         waiters = self._waiters.get(index, [])
         if future in waiters:
             waiters.remove(future)
+        if future.done() and not future.cancelled():
+            future.exception()  # retrieved: whoever waited may have been cancelled
 
     def extend(self, deadline_at: float) -> None:
         """Another reader has more time; the time of the most patient one counts."""

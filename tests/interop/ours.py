@@ -97,7 +97,8 @@ async def retrieve(
     """
     layers = []
     async with kvcs.connect(url, ca=stage.pem.ca) as session:
-        opening = kvcs.Subscriber(session).open(source.prefix, deadline=DEADLINE_SECONDS, **how)
+        within = {"deadline": DEADLINE_SECONDS} | how
+        opening = kvcs.Subscriber(session).open(source.prefix, **within)
         async with opening as cache:
             if on_layer is not None:
                 await on_layer(-1)

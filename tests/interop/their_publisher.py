@@ -26,6 +26,9 @@ DATA = ("k.raw.s0", "v.raw.s0")
 FETCHED_LAYERS = (2, 4)
 FETCHED_BLOCKS = 3
 
+GONE_DEADLINE_SECONDS = 8.0
+"""Of a retrieval whose publisher goes away for good: so long it is waited for."""
+
 
 class Serving:
     """One publication that the peer serves and we read.
@@ -140,11 +143,13 @@ async def done_early(serving: Serving) -> Seen:
 
 
 async def gone(serving: Serving) -> Seen:
-    """The publisher goes away in the middle."""
-    return await _cut_short(serving, Process.stop)
+    """The publisher goes away in the middle; it may come back until the deadline."""
+    return await _cut_short(serving, Process.stop, deadline=GONE_DEADLINE_SECONDS)
 
 
-async def _cut_short(serving: Serving, end: Callable[[Process], Awaitable[object]]) -> Seen:
+async def _cut_short(
+    serving: Serving, end: Callable[[Process], Awaitable[object]], **how: Any
+) -> Seen:
     layer = len(serving.source.layers) // 2
     got = []
     async with serving.offering() as (url, publisher):
@@ -158,7 +163,7 @@ async def _cut_short(serving: Serving, end: Callable[[Process], Awaitable[object
 
         started = asyncio.get_running_loop().time()
         try:
-            await serving.retrieve(url, leave)
+            await serving.retrieve(url, leave, **how)
         except (kvcs.CacheIncomplete, kvcs.PublicationAborted) as error:
             seen = {
                 "layers": got,

@@ -215,7 +215,7 @@ async def test_a_lost_session_stops_the_prefill(files: PemFiles) -> None:
     settings = kvcs.RelaySettings(cert=files.cert, key=files.key, port=0, allow_anyone=True)
     async with (
         kvcs.Relay(settings) as relay,
-        kvcs.connect(relay.url, ca=files.ca) as session,
+        kvcs.connect(relay.url, ca=files.ca, reconnect=None) as session,
     ):
         with pytest.raises(kvcs.ConnectionClosed):
             async with kvcs.Publisher(session).publish(prefix) as publication:

@@ -216,7 +216,7 @@ class Connection(Tenure):
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close the session and wait until the transport is gone, which it always is soon.
 
-        `kvcs.connect` opens another one where it was told to reconnect: leave its context to end it.
+        `kvcs.connect` opens another one where it is to reconnect: leave its context to end it.
         """
         if self.is_open:
             self.core.close(code, reason)

@@ -312,11 +312,13 @@ def _chunks(total: int, lengths: int | Sequence[int]) -> list[int]:
     """
     given = repeat(lengths) if isinstance(lengths, int) else chain(lengths, repeat(total))
     found: list[int] = []
-    while (left := total - sum(found)) > 0:
+    left = total
+    while left > 0:
         length = next(given)
         if length < 1:
             raise UsageError(f"a pass has at least one token, not {length}")
         found.append(min(length, left))
+        left -= found[-1]
     return found
 
 

@@ -12,12 +12,14 @@ of the MOQT Objects' payloads.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -43,6 +45,10 @@ _log = get_logger("kvcs.fallback")
 
 MAX_INDICES: Final = 64
 """Descriptions of publications that are kept in memory."""
+
+ACCEPT_TURNS: Final = 4
+"""Turns of the loop after which a connection that was accepted has its handler: asyncio takes two,
+and has no event for it."""
 
 MAX_HEADER: Final = 4 * MAX_TOKEN_OCTETS
 """Longest header field of a request."""
@@ -88,6 +94,7 @@ class HttpServer:
         self._authority = authority
         self._clock = clock
         self._runner: Any = None
+        self._listening: asyncio.Server | None = None
         self._web: Any = None
         self._indices: OrderedDict[Path, tuple[int, SavedPublication]] = OrderedDict()
 
@@ -110,15 +117,16 @@ class HttpServer:
         )
         self._runner = web.ServerRunner(server, handle_signals=False)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, ssl_context=tls)
         try:
-            await site.start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._runner.server, self._host, self._port, ssl=tls
+            )
         except OSError as exc:
             await self._runner.cleanup()
             raise ConnectionFailed(
                 f"cannot listen on {self._host}:{self._port}: {exc.strerror}"
             ) from exc
-        self._port = self._runner.addresses[0][1]
+        self._port = self._listening.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(
@@ -127,7 +135,16 @@ class HttpServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop."""
+        """Stop, and close every connection."""
+        if self._listening is not None:
+            # asyncio forgets a connection that it has accepted and not handed over when its server
+            # is closed, and aiohttp closes those that were handed over.
+            for listening in self._listening.sockets:
+                with suppress(NotImplementedError):
+                    asyncio.get_running_loop().remove_reader(listening.fileno())
+            for _ in range(ACCEPT_TURNS):
+                await asyncio.sleep(0)
+            self._listening.close()
         await self._runner.cleanup()
 
     @property

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -225,6 +228,23 @@ async def test_a_server_that_is_silent_is_not_waited_for_for_ever() -> None:
         with pytest.raises(SourceFailed, match="cannot be read"):
             await source.publications(bytes(16), bytes(32), bytes(32))
         done.set()
+
+
+def test_a_connection_of_the_last_moment_is_closed_as_well(tmp_path: Path) -> None:
+    """Wherever between its arrival and its first request the server stops."""
+
+    async def connect_and_stop(client: socket.socket, turns: int) -> None:
+        async with HttpServer(tmp_path, port=0, authority=None) as server:
+            client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    for turns in range(8):
+        with warnings.catch_warnings(record=True) as said, socket.socket() as client:
+            warnings.simplefilter("always")
+            asyncio.run(connect_and_stop(client, turns))
+            gc.collect()
+        assert not said, turns
 
 
 async def test_a_server_that_is_not_there_is_told() -> None:

@@ -7,10 +7,9 @@ of ours that serves what it makes of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from typing import Any
 
 import kvcs
@@ -22,7 +21,7 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.store import Track
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Observer, Server, open_connection
-from kvcs.testing.network import Network, leftovers, run
+from kvcs.testing.network import Network, leftovers
 from tests.builders import Toy, put
 
 SETTLED = 60.0
@@ -39,16 +38,6 @@ IMPATIENT = kvcs.SubscriberSettings(
     quiet=0.2,
     retry_pause=0.02,
 )
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on virtual time: its deadlines pass at once, and none because of the machine."""
-
-    @wraps(test)
-    def on_virtual_time(**arguments: Any) -> None:
-        run(test(**arguments))
-
-    return on_virtual_time
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from tests.cases.attacking_relay import (
     data,
     published,
     retrieved,
-    virtual,
     watched,
 )
 from tests.unit.kv.toy import K0, V0, same_place_other_bytes, toy_prefix, toy_publication
+from tests.virtual import virtual
 
 TOY, OTHER_TOY = toy_publication(), toy_publication(seed=1)
 PREFIX = toy_prefix()

@@ -9,22 +9,24 @@ import pytest
 
 import kvcs
 from kvcs.moqt.names import Location
-from tests.builders import QUICK, same, toy_prefix, toy_publication
-from tests.certificates import PemFiles
-from tests.loopback.kv_fixtures import Wire, joined
+from tests.builders import BRIEF, same, toy_prefix, toy_publication
+from tests.loopback.kv_fixtures import Wire
 from tests.loopback.raw_publication import K0, V0, RawPublication, damaged
+from tests.loopback.retrieving import meeting
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-async def test_a_damaged_object_is_told_to_both(files: PemFiles) -> None:
+@virtual
+async def test_a_damaged_object_is_told_to_both() -> None:
     toy = toy_publication()
     raw = RawPublication(toy)
     wrong = {(V0, 1): damaged(toy.objects[V0, Location(2, 1)])}
     raw.manifest(layers=0)
     wire = Wire()
-    async with raw.serve(files) as server, joined(server, files, wire) as client:
-        subscriber = kvcs.Subscriber(client, settings=QUICK)
+    async with meeting(raw, wire) as (_, client):
+        subscriber = kvcs.Subscriber(client, settings=BRIEF)
         async with AsyncExitStack() as stack:
             opened = await asyncio.gather(
                 *(stack.enter_async_context(subscriber.open(toy_prefix())) for _ in range(2))

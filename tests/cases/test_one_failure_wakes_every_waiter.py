@@ -9,9 +9,11 @@ import pytest
 
 import kvcs
 from kvcs.moqt.errors import SessionCode
-from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.builders import BRIEF, QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import joined, serving
+from tests.loopback.retrieving import meeting
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -47,7 +49,7 @@ async def test_layers_that_came_succeed_and_all_others_fail_together(
                         assert isinstance(failure.__cause__, kvcs.ConnectionClosed)
                         assert "a fault" in str(failure)
                         assert {run.layer for run in failure.missing} == {2, 3}
-                    assert abs(woken[2] - woken[3]) < 0.05
+                    assert abs(woken[2] - woken[3]) < 20.0  # the deadline is 50 s
                     # What was verified stays, what was not fails at once from now on.
                     assert same(await cache.layer(1), toy)
                     with pytest.raises(kvcs.CacheIncomplete):
@@ -56,10 +58,11 @@ async def test_layers_that_came_succeed_and_all_others_fail_together(
                         await cache.complete()
 
 
-async def test_one_lost_object_does_not_keep_the_other_layers(files: PemFiles) -> None:
+@virtual
+async def test_one_lost_object_does_not_keep_the_other_layers() -> None:
     """A waiter for a good layer is not held up by a bad one before it."""
     toy, prefix = toy_publication(), toy_prefix()
-    async with serving(files) as server, joined(server, files) as client:
+    async with meeting() as (server, client):
         async with kvcs.Publisher(server).publish(prefix) as publication:
             segment = await publication.segment()
             await put(segment, toy, [0])
@@ -67,7 +70,7 @@ async def test_one_lost_object_does_not_keep_the_other_layers(files: PemFiles) -
             await segment.put(1, k, v, lend=True)
             k[5] += 1  # the promise of lend is broken: one object of layer 1 is bad for good
             await put(segment, toy, [2, 3])
-            async with kvcs.Subscriber(client, settings=QUICK).open(prefix) as cache:
+            async with kvcs.Subscriber(client, settings=BRIEF).open(prefix) as cache:
                 results = await asyncio.gather(
                     *(cache.layer(index) for index in range(4)), return_exceptions=True
                 )

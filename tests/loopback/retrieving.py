@@ -81,11 +81,16 @@ async def opened(
 
 @asynccontextmanager
 async def meeting(
-    raw: RawPublication, wire: Wire | None = None
+    raw: RawPublication | None = None, wire: Wire | None = None
 ) -> AsyncIterator[tuple[Server, Connection]]:
-    """A server of ``raw`` and a session with it, on a virtual network; nothing may be left."""
+    """A server and a session with it, on a virtual network; nothing may be left.
+
+    Args:
+        raw: what the server has; None for what a `Publisher` brings.
+        wire: sees what comes to the client.
+    """
     network = Network(seed=61)
-    server = Server(SESSION, observer=accepting(raw.answer))
+    server = Server(SESSION, observer=None if raw is None else accepting(raw.answer))
     relay = network.host("relay")
     with relay:
         await server.start(relay.address, RELAY_PORT, cert="unused", key="unused")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.last_means import MissingLayer
-from tests.builders import QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
+from tests.builders import BRIEF, QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save, shelf
 from tests.loopback.kv_fixtures import Wire, joined, serving
 from tests.loopback.raw_publication import K0, V0, RawPublication, damaged
-
-PATIENT = replace(QUICK, least_recovery=20.0, least_deadline=60.0)
-"""Bounds that no test should meet, however slow the machine."""
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -69,7 +65,7 @@ async def test_a_publication_comes_over_http_alone(
     tmp_path: Path, selection: dict[str, Any]
 ) -> None:
     async with shelf(tmp_path) as it:
-        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=QUICK)
         async with subscriber.open(it.prefix, **selection) as cache:
             got = [layer async for layer in cache]
             first, last = selection.get("layers", (0, 3))
@@ -84,7 +80,7 @@ async def test_a_publication_comes_over_http_alone(
 
 async def test_a_named_publication_and_a_shorter_one(tmp_path: Path) -> None:
     async with shelf(tmp_path) as it:
-        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=QUICK)
         async with subscriber.open(it.prefix, publication=it.namespace) as cache:
             await all_of(cache, it.toy)
         longer = toy_prefix(6, descriptor=it.toy.descriptor)
@@ -95,7 +91,7 @@ async def test_a_named_publication_and_a_shorter_one(tmp_path: Path) -> None:
 
 async def test_nothing_there_is_absent_and_no_server_is_unknown(tmp_path: Path) -> None:
     async with HttpServer(tmp_path, port=0, authority=None) as server:
-        subscriber = kvcs.Subscriber(fallback=HttpSource(server.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(fallback=HttpSource(server.url), settings=QUICK)
         with pytest.raises(PublicationNotFound) as caught:
             async with subscriber.open(toy_prefix()):
                 pass
@@ -114,9 +110,7 @@ def test_a_subscriber_needs_a_place_to_look() -> None:
 async def test_octets_that_changed_on_the_shelf_are_never_released(tmp_path: Path) -> None:
     async with shelf(tmp_path) as it:
         spoil(tmp_path, "v.raw.s0/2", -1)
-        subscriber = kvcs.Subscriber(
-            fallback=HttpSource(it.server.url), settings=replace(QUICK, least_recovery=1.5)
-        )
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=BRIEF)
         async with subscriber.open(it.prefix) as cache:
             with pytest.raises(CacheIncomplete) as caught:
                 await cache.complete()
@@ -157,7 +151,7 @@ async def test_what_a_relay_lacks_comes_over_http(tmp_path: Path, files: PemFile
             gone = {(V0, 1): None} if layer == 2 else {}
             raw.layer(layer, live=gone, stored=gone)
         raw.end()
-        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=QUICK)
         async with subscriber.open(toy_prefix()) as cache:
             await all_of(cache, toy)
             assert cache.report.fetched_over_http == 1
@@ -170,7 +164,7 @@ async def test_a_session_that_dies_is_followed_by_http(tmp_path: Path, files: Pe
     async with published(files, tmp_path, raw) as (client, http):
         raw.manifest(layers=1)
         raw.layer(0)
-        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=QUICK)
         async with subscriber.open(toy_prefix()) as cache:
             await cache.layer(0)
             await client.close()
@@ -182,10 +176,8 @@ async def test_a_session_that_dies_is_followed_by_http(tmp_path: Path, files: Pe
 async def test_a_session_that_knows_of_nothing_gives_way(tmp_path: Path, files: PemFiles) -> None:
     async with shelf(tmp_path) as it, serving(files) as server, joined(server, files) as client:
         source = HttpSource(it.server.url)
-        subscriber = kvcs.Subscriber(
-            client, fallback=source, settings=replace(PATIENT, least_recovery=0.4)
-        )
-        async with subscriber.open(it.prefix) as cache:
+        subscriber = kvcs.Subscriber(client, fallback=source, settings=QUICK)
+        async with subscriber.open(it.prefix, wait=0.4) as cache:
             await all_of(cache, it.toy)
             assert cache.report.fetched_over_http == 24
 
@@ -200,7 +192,7 @@ async def test_sessions_come_first(tmp_path: Path, files: PemFiles) -> None:
         await put(await publication.segment(), toy)
         await publication.save(tmp_path)
         async with joined(server, files) as client:
-            subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+            subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=QUICK)
             async with subscriber.open(toy_prefix()) as cache:
                 await all_of(cache, toy)
         assert http.requests == 0
@@ -218,7 +210,7 @@ async def test_what_nobody_has_is_recomputed(files: PemFiles) -> None:
             gone = {(V0, 1): None} if layer == 2 else {}
             raw.layer(layer, live=gone, stored=gone)
         raw.end()
-        subscriber = kvcs.Subscriber(client, settings=PATIENT)
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
         async with subscriber.open(toy_prefix(), recompute=engine) as cache:
             await all_of(cache, toy)
             assert engine.asked == [(2, 4, 7)]
@@ -232,7 +224,7 @@ async def test_an_aborted_publication_is_finished_by_the_caller(files: PemFiles)
     async with raw.serve(files) as server, joined(server, files) as client:
         raw.manifest(layers=2)
         raw.layers(0, 1)
-        subscriber = kvcs.Subscriber(client, settings=PATIENT)
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
         async with subscriber.open(toy_prefix(), recompute=engine) as cache:
             await cache.layer(1)
             raw.abort("out of memory")
@@ -240,7 +232,7 @@ async def test_an_aborted_publication_is_finished_by_the_caller(files: PemFiles)
             assert engine.asked == [(2, 0, 11), (3, 0, 11)]
     async with raw.serve(files) as server, joined(server, files) as client:
         with pytest.raises(PublicationAborted):
-            async with kvcs.Subscriber(client, settings=PATIENT).open(toy_prefix()) as cache:
+            async with kvcs.Subscriber(client, settings=QUICK).open(toy_prefix()) as cache:
                 await cache.complete()
 
 
@@ -274,7 +266,7 @@ async def test_what_comes_back_wrong_is_told(files: PemFiles, answer: Any, why: 
             bad = {(V0, 1): damaged(toy.objects[V0, Location(2, 1)])} if layer == 2 else {}
             raw.layer(layer, live=bad, stored=bad)
         raw.end()
-        subscriber = kvcs.Subscriber(client, settings=PATIENT)
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
         async with subscriber.open(toy_prefix(), recompute=recompute) as cache:
             with pytest.raises(CacheIncomplete, match=why) as caught:
                 await cache.layer(2)
@@ -294,7 +286,7 @@ async def test_http_comes_before_recomputing(tmp_path: Path, files: PemFiles) ->
             raw.layer(layer, live=gone, stored=gone)
         raw.end()
         spoil(tmp_path, "k.raw.s0/1", 100)
-        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(client, fallback=HttpSource(http.url), settings=QUICK)
         async with subscriber.open(toy_prefix(), recompute=engine) as cache:
             await all_of(cache, toy)
             assert engine.asked == [(1, 0, 3)]  # V came over HTTP, K was damaged there, too
@@ -313,7 +305,7 @@ async def test_what_is_sealed_and_signed_is_opened_and_verified(tmp_path: Path) 
         source = HttpSource(it.server.url)
         subscriber = kvcs.Subscriber(
             fallback=source,
-            settings=PATIENT,
+            settings=QUICK,
             keys=kvcs.KeyRing([signer.public]),
             require_signed=True,
             protection=ring,
@@ -327,7 +319,7 @@ async def test_what_is_sealed_and_signed_is_opened_and_verified(tmp_path: Path) 
         for wrong, error in ((None, kvcs.NotProtected), (other, PublicationNotFound)):
             stranger = kvcs.Subscriber(
                 fallback=source,
-                settings=PATIENT,
+                settings=QUICK,
                 keys=kvcs.KeyRing([signer.public]),
                 protection=wrong,
             )

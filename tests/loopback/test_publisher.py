@@ -25,9 +25,20 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import Property
 from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.quic.connection import Connection, PeerRequest
-from tests.builders import QUICK, put, same, tensors, toy_descriptor, toy_prefix, toy_publication
+from tests.builders import (
+    BRIEF,
+    QUICK,
+    put,
+    same,
+    tensors,
+    toy_descriptor,
+    toy_prefix,
+    toy_publication,
+)
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import accepting, joined, serving, subscribe
+from tests.loopback.retrieving import meeting
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -142,10 +153,11 @@ async def test_put_copies_so_an_engine_may_overwrite_its_arrays(files: PemFiles)
     assert len(got) == 4 and all(same(layer, toy) for layer in got)
 
 
-async def test_lent_arrays_are_views_and_take_no_room(files: PemFiles) -> None:
+@virtual
+async def test_lent_arrays_are_views_and_take_no_room() -> None:
     toy, prefix = toy_publication(), toy_prefix()
     settings = kvcs.PublisherSettings(store_octets=4 * BOOKKEEPING)
-    async with serving(files) as server, joined(server, files) as client:
+    async with meeting() as (server, client):
         publisher = kvcs.Publisher(server, settings=settings)
         async with publisher.publish(prefix) as publication:
             segment = await publication.segment()
@@ -155,7 +167,8 @@ async def test_lent_arrays_are_views_and_take_no_room(files: PemFiles) -> None:
             assert all(same(layer, toy) for layer in await layers_of(client, prefix))
             toy.v[2][5] += 1  # the promise is broken: a reader must notice
             with pytest.raises(kvcs.CacheIncomplete) as caught:
-                await layers_of(client, prefix)
+                async with kvcs.Subscriber(client, settings=BRIEF).open(prefix) as cache:
+                    await cache.complete()
     assert [str(run) for run in caught.value.missing] == ["v layer 2 blocks 1-1 (tokens 4-7)"]
 
 

@@ -18,11 +18,13 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.publisher import manifest_track
 from kvcs.quic.endpoint import connect
 from kvcs.trust import Algorithm, KeyRing, KeyUse, SigningKey, sign1
-from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.builders import BRIEF, QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import Wire, joined, serving, subscribe
 from tests.loopback.raw_publication import K0, RawPublication
+from tests.loopback.retrieving import meeting
 from tests.unit.kv.toy import same_place_other_bytes
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -35,8 +37,10 @@ RING = KeyRing([KEY.public, OTHER.public])
 LAYERS = TOY.descriptor.layers
 
 
-def demanding(*sessions: Any, keys: KeyRing = RING) -> kvcs.Subscriber:
-    return kvcs.Subscriber(*sessions, settings=QUICK, keys=keys, require_signed=True)
+def demanding(
+    *sessions: Any, keys: KeyRing = RING, settings: kvcs.SubscriberSettings = QUICK
+) -> kvcs.Subscriber:
+    return kvcs.Subscriber(*sessions, settings=settings, keys=keys, require_signed=True)
 
 
 @asynccontextmanager
@@ -311,7 +315,8 @@ async def test_an_object_that_is_not_the_listed_one_is_dropped(files: PemFiles) 
             assert cache.report.rejected == {"listed": 1}
 
 
-async def test_a_poisoned_object_that_nobody_has_right_stays_out(files: PemFiles) -> None:
+@virtual
+async def test_a_poisoned_object_that_nobody_has_right_stays_out() -> None:
     raw = RawPublication(TOY, manifest=MANIFEST_COSE)
     poisoned = {(K0, 2): same_place_other_bytes(TOY.objects[K0, Location(1, 2)])}
     raw.layer(0)
@@ -319,8 +324,8 @@ async def test_a_poisoned_object_that_nobody_has_right_stays_out(files: PemFiles
     raw.layers(2, 3)
     raw.end()
     raw.manifest(sign(raw))
-    async with raw.serve(files) as server, joined(server, files) as client:
-        async with demanding(client).open(PREFIX) as cache:
+    async with meeting(raw) as (_, client):
+        async with demanding(client, settings=BRIEF).open(PREFIX) as cache:
             assert same(await cache.layer(0), TOY)
             with pytest.raises(kvcs.CacheIncomplete) as caught:
                 await cache.layer(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,13 @@ import kvcs
 from kvcs.fallback import HttpServer, HttpSource
 from kvcs.kv import parse_manifest
 from kvcs.subscriber.twins import are_twins
-from tests.builders import QUICK, Toy, put, same, toy_prefix, toy_publication
+from tests.builders import BRIEF, QUICK, Toy, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save
 from tests.loopback.kv_fixtures import joined, serving
 from tests.loopback.raw_publication import V0, RawPublication
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-PATIENT = replace(QUICK, least_recovery=20.0, least_deadline=60.0, quiet=20.0)
-SOON = replace(QUICK, least_recovery=1.5)
 
 
 def said(toy: Toy, deterministic: bool) -> bytes:
@@ -58,7 +54,7 @@ async def test_over_http(tmp_path: Path, files: PemFiles, ours: bool, theirs: bo
     ):
         both = ours and theirs
         subscriber = kvcs.Subscriber(
-            client, fallback=HttpSource(http.url), settings=PATIENT if both else SOON
+            client, fallback=HttpSource(http.url), settings=QUICK if both else BRIEF
         )
         async with subscriber.open(toy_prefix(), publication=_named(raw)) as cache:
             if both:
@@ -84,7 +80,7 @@ async def test_over_another_session(files: PemFiles) -> None:
     ):
         await put(await publication.segment(), toy)
         async with joined(server, files) as first, joined(other, files) as second:
-            subscriber = kvcs.Subscriber(first, second, settings=PATIENT)
+            subscriber = kvcs.Subscriber(first, second, settings=QUICK)
             async with subscriber.open(prefix, publication=_named(raw)) as cache:
                 got = [layer async for layer in cache]
                 assert [layer.index for layer in got] == [0, 1, 2, 3]

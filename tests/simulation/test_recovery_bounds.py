@@ -38,13 +38,13 @@ async def test_an_object_that_stays_damaged_is_told_at_the_bound_of_recovery() -
         began = asyncio.get_running_loop().time()
         with pytest.raises(kvcs.CacheIncomplete) as caught:
             await it.all_layers()
-        assert asyncio.get_running_loop().time() - began < 2.0  # the deadline is 10 s
+        assert asyncio.get_running_loop().time() - began < 2.0  # the deadline is 50 s
         error = caught.value
         assert [str(run) for run in error.missing] == ["v layer 1 blocks 1-1 (tokens 4-7)"]
         assert (error.missing[0].component, error.missing[0].layer) == ("v", 1)
         assert (error.missing[0].first_token, error.missing[0].last_token) == (4, 7)
         assert error.usable_tokens == 4
-        assert "recovery ended after 0.4 s (an object failed its digest check)" in str(error)
+        assert "recovery ended after 1.5 s (an object failed its digest check)" in str(error)
         for index in (0, 2, 3):
             assert same(await it.cache.layer(index), raw.toy)
         report = it.cache.report

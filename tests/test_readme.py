@@ -17,6 +17,7 @@ import pytest
 
 import kvcs
 from tests.certificates import write_pem
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,7 +45,7 @@ async def test_shell_commands_run_as_written(tmp_path: Path) -> None:
         ROOT / "tests" / "data" / "smollm2-135m.safetensors", tmp_path / "cache.safetensors"
     )
     environment = command_environment(tmp_path)
-    port = str(_free_port())
+    port = str(free_port())
     started: list[asyncio.subprocess.Process] = []
     try:
         for number in (1, 2, 3):
@@ -99,15 +100,6 @@ async def _said(process: asyncio.subprocess.Process, marker: str) -> None:
         if marker in line:
             return
     raise AssertionError(f"{marker!r} was never said: {said}")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 async def test_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import kvcs
 from tests.cli.conftest import LAYERS, Place
 from tests.command import Process, Run
+from tests.ports import free_port
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "authorization.md"
 
@@ -25,13 +25,6 @@ def commands() -> Iterator[list[str]]:
     for block in re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             yield shlex.split(line)
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

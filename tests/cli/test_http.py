@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import kvcs
 from tests.cli.conftest import Place
 from tests.command import Process, Run
+from tests.ports import free_port
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
 
@@ -79,9 +79,7 @@ def test_the_commands_of_the_guide_run_as_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(place.cache, "cache.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        here = f"127.0.0.1:{probe.getsockname()[1]}"
+    here = f"127.0.0.1:{free_port()}"
     [block] = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     with ExitStack() as stack:
         for line in block.replace("127.0.0.1:8443", here).splitlines():

@@ -19,10 +19,11 @@ from tests.certificates import make_ca, make_certificate, write_pem
 from tests.cli.conftest import Place, RunningRelay, make_cache
 from tests.cli.servers import server_in_thread
 from tests.command import ROOT, Process, Ran, Run
+from tests.ports import closed_port
 
 DATA = ROOT / "tests" / "data" / "smollm2-135m.safetensors"
 
-PROMPTLY = 3.0
+PROMPTLY = 20.0
 """Seconds within which a mistake is told where nothing has to be waited for."""
 
 
@@ -320,18 +321,16 @@ def test_certificates_that_cannot_be_used(place: Place, run: Run, tmp_path: Path
 
 
 def test_nobody_listens(place: Place, run: Run, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-    there = ("--relay", f"moqt://127.0.0.1:{port}", *place.member)
-    began = time.monotonic()
-    for arguments in [
-        ("publish", place.cache, *there),
-        ("subscribe", *there, "--like", place.cache, "--out", tmp_path / "x"),
-        ("ls", *there),
-    ]:
-        refused(run(*arguments), f"cannot connect to 127.0.0.1:{port}: nothing listens there")
-    assert time.monotonic() - began < 3 * (INITIAL_SECONDS + PROMPTLY)
+    with closed_port() as port:
+        there = ("--relay", f"moqt://127.0.0.1:{port}", *place.member)
+        for arguments in [
+            ("publish", place.cache, *there),
+            ("subscribe", *there, "--like", place.cache, "--out", tmp_path / "x"),
+            ("ls", *there),
+        ]:
+            began = time.monotonic()
+            refused(run(*arguments), f"cannot connect to 127.0.0.1:{port}: nothing listens there")
+            assert time.monotonic() - began < INITIAL_SECONDS + PROMPTLY
 
 
 def test_nobody_answers_within_the_deadline(place: Place, run: Run, tmp_path: Path) -> None:
@@ -340,10 +339,10 @@ def test_nobody_answers_within_the_deadline(place: Place, run: Run, tmp_path: Pa
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         there = ("--relay", f"moqt://{host}", *place.member)
         like = ("--like", place.cache, "--out", tmp_path / "x", "--deadline", "0.3")
-        began = time.monotonic()
-        refused(run("subscribe", *there, *like), f"no answer from {host} within 0.3 s")
-        refused(run("fetch", *there, *like), f"no answer from {host} within 0.3 s")
-        assert time.monotonic() - began < 2 * PROMPTLY
+        for command in ("subscribe", "fetch"):
+            began = time.monotonic()
+            refused(run(command, *there, *like), f"no answer from {host} within 0.3 s")
+            assert time.monotonic() - began < PROMPTLY
 
 
 def test_a_certificate_that_does_not_verify(
@@ -377,12 +376,15 @@ def unwilling(place: Place) -> Iterator[str]:
 
 def test_a_peer_that_refuses(place: Place, unwilling: str, run: Run, tmp_path: Path) -> None:
     there = ("--relay", unwilling, *place.member)
-    began = time.monotonic()
-    refused(run("publish", place.cache, *there), "refused: not interested (UNINTERESTED, 0x20)")
-    refused(run("ls", *there), "refused: no namespaces are published here (NOT_SUPPORTED, 0x3)")
-    wanted = ("subscribe", *there, "--like", place.cache, "--out", tmp_path / "x")
-    refused(run(*wanted), "refused: no namespaces are published here")
-    assert time.monotonic() - began < 3 * PROMPTLY
+    wanted = ("--like", place.cache, "--out", tmp_path / "x")
+    for arguments, says in [
+        (("publish", place.cache, *there), "not interested (UNINTERESTED, 0x20)"),
+        (("ls", *there), "no namespaces are published here (NOT_SUPPORTED, 0x3)"),
+        (("subscribe", *there, *wanted), "no namespaces are published here"),
+    ]:
+        began = time.monotonic()
+        refused(run(*arguments), f"refused: {says}")
+        assert time.monotonic() - began < PROMPTLY
 
 
 # What is not there
@@ -395,7 +397,7 @@ def test_a_publication_that_never_appears(
     says = "no publication of the prefix is announced"
     for command, wait, least in [
         ("subscribe", ("--wait", "0"), 0.2),
-        ("subscribe", ("--deadline", "1"), 1.0),
+        ("subscribe", ("--deadline", "2"), 2.0),
         ("fetch", (), 0.2),
     ]:
         began = time.monotonic()

@@ -298,7 +298,7 @@ def test_publish_without_a_relay(place: Place, tmp_path: Path, run: Run) -> None
         assert run("inspect", uri, *place.member, "--json").json()["complete"] is True
         stopped, seconds = producer.stop()
     assert (stopped.code, stopped.err) == (143, "")
-    assert seconds < 5.0
+    assert seconds < 20.0
 
 
 def test_publish_leaves_when_its_time_is_up(place: Place, relay: RunningRelay, run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import kvcs
 from tests.cli.conftest import Place
 from tests.command import Process, Run
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -27,13 +27,6 @@ def commands() -> Iterator[list[str]]:
     for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             yield shlex.split(line)
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_guide(place: Place, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ async def test_sessions_that_the_transport_gave_up_are_there_again(
     files: PemFiles, nothing_left_behind: None
 ) -> None:
     """The same over real sockets, once."""
-    quic = kvcs.QuicSettings(idle_timeout=1.0, ping_interval=None)
+    quic = kvcs.QuicSettings(idle_timeout=2.0, ping_interval=None)
     async with (
         kvcs.Relay(relay_settings(files, quic=quic)) as relay,
         kvcs.connect(relay.url, ca=files.ca, quic=quic, reconnect=SOON) as producer,

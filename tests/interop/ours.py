@@ -19,6 +19,9 @@ FETCHED_BLOCKS = 2
 DEADLINE_SECONDS = 20.0
 """Of one retrieval; longer than any needs, shorter than the scenario's own."""
 
+PATIENT = kvcs.SubscriberSettings(least_recovery=DEADLINE_SECONDS)
+"""What was lost may come as late as all else."""
+
 Seen = dict[str, Any]
 """What came of one exchange, for a test to look at."""
 
@@ -98,7 +101,7 @@ async def retrieve(
     layers = []
     async with kvcs.connect(url, ca=stage.pem.ca) as session:
         within = {"deadline": DEADLINE_SECONDS} | how
-        opening = kvcs.Subscriber(session).open(source.prefix, **within)
+        opening = kvcs.Subscriber(session, settings=PATIENT).open(source.prefix, **within)
         async with opening as cache:
             if on_layer is not None:
                 await on_layer(-1)

@@ -26,6 +26,8 @@ moq = pytest.importorskip("moq", reason="moq-rs has no wheel for this machine")
 LETTERS = b"abcdefghijklmnop"
 TRACKS = ("manifest", "k.raw.s0", "v.raw.s0")
 DEADLINE_SECONDS = 30.0
+PATIENT = kvcs.SubscriberSettings(least_recovery=DEADLINE_SECONDS)
+"""Its Groups come one FETCH after the other, however slow the machine is."""
 SETTINGS = kvcs.PublisherSettings(random_octets=lambda count: b"p" * count)
 TOY = toy_publication()
 
@@ -185,7 +187,7 @@ async def test_ours_reads_their_publisher_group_by_group(files: PemFiles, theirs
         held = theirs.publish(server)
         accepting = asyncio.ensure_future(accept(server, sessions))
         async with kvcs.connect(f"moqt://{server.local_addr}", ca=files.ca) as session:
-            async with kvcs.Subscriber(session).open(PREFIX, deadline=20) as cache:
+            async with kvcs.Subscriber(session, settings=PATIENT).open(PREFIX) as cache:
                 assert all([same(layer, TOY) async for layer in cache])
                 assert cache.report.objects == len(theirs.objects)
         accepting.cancel()
@@ -200,6 +202,6 @@ async def test_ours_reads_their_publisher_through_our_relay(
         async with their_client(relay.url, files) as client:
             held = theirs.publish(client)
             async with kvcs.connect(relay.url, ca=files.ca) as session:
-                async with kvcs.Subscriber(session).open(PREFIX, deadline=20) as cache:
+                async with kvcs.Subscriber(session, settings=PATIENT).open(PREFIX) as cache:
                     assert all([same(layer, TOY) async for layer in cache])
             del held

@@ -27,6 +27,9 @@ SOON = kvcs.Reconnect(
 )
 """Comes back soon, and gives up long after a busy machine would have let it."""
 
+GOAWAY = 40.0
+"""Seconds that a relay which stops gives its peers: none that obeys needs them."""
+
 SAFETY = 20.0
 """Seconds in which everything is over, whatever else the machine does."""
 
@@ -195,7 +198,7 @@ class Restartable:
 
     async def start(self) -> None:
         """Listen, on the port of the last time."""
-        relay = kvcs.Relay(relay_settings(self._files, self._port))
+        relay = kvcs.Relay(relay_settings(self._files, self._port, goaway_timeout=GOAWAY))
         await relay.__aenter__()
         self.relay, self._port = relay, relay.port
 

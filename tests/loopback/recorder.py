@@ -99,7 +99,7 @@ class Server:
 
     async def receiver(self, index: int = 0) -> Recorder:
         """Wait for a connection."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(20.0):
             while len(self.receivers) <= index:
                 self.arrived.clear()
                 await self.arrived.wait()

@@ -187,15 +187,15 @@ async def test_datagrams_go_both_ways(files: PemFiles) -> None:
 
 
 async def test_pings_outlast_the_idle_timeout(files: PemFiles) -> None:
-    kept = QuicSettings(idle_timeout=0.6, ping_interval=0.15)
-    left = QuicSettings(idle_timeout=0.6, ping_interval=None)
+    kept = QuicSettings(idle_timeout=2.0, ping_interval=0.15)
+    left = QuicSettings(idle_timeout=2.0, ping_interval=None)
     server = await serve(files, left)
     silent, keeping = await connect(server, left), await connect(server, kept)
-    code, reason, by_peer = await silent.until_closed(5.0)
+    code, reason, by_peer = await silent.until_closed(20.0)
     assert (code, by_peer) == (None, False)
     assert reason.startswith("idle timeout")
     with pytest.raises(TimeoutError):
-        await keeping.until_closed(1.5)
+        await keeping.until_closed(2.5)
     keeping.transport.send(2, b"still here", True)
     keeping.transport.flush()
     accepted = await server.receiver(1)
@@ -222,11 +222,14 @@ async def test_a_client_may_change_its_connection_id(files: PemFiles) -> None:
     server = await serve(files)
     client = await connect(server)
     accepted = await server.receiver()
+    used = set()
     for index in range(12):
         client.transport._quic.change_connection_id()
+        used.add(client.transport._quic._peer_cid.cid)
         client.transport.send(2 + 4 * index, b"by another ID", True)
         client.transport.flush()
         await finished(accepted, 2 + 4 * index)
+    assert len(used) == 12
     await end(server, client)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.certificates import PemFiles, write_pem
 from tests.loopback import recorder
 from tests.loopback.kv_fixtures import HOST, Wire, joined, serving
 from tests.loopback.raw_publication import K0, V0, RawPublication
+from tests.ports import closed_port
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -118,20 +118,13 @@ def test_deadlines_grow_with_the_prefix() -> None:
 # Who is asked
 
 
-def unused_port() -> int:
-    """A UDP port that nobody listens on."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_no_relay_there_is_said_within_the_time_to_connect(files: PemFiles) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
-    with pytest.raises(kvcs.ConnectionFailed, match=HOST):
-        async with kvcs.connect(f"moqt://{HOST}:{unused_port()}", ca=files.ca, quic=HASTY):
+    with closed_port() as port, pytest.raises(kvcs.ConnectionFailed, match=HOST):
+        async with kvcs.connect(f"moqt://{HOST}:{port}", ca=files.ca, quic=HASTY):
             raise AssertionError("it was connected")
-    assert loop.time() - began < 2.0
+    assert loop.time() - began < 20.0
 
 
 async def test_a_certificate_that_does_not_verify_is_refused(
@@ -209,7 +202,7 @@ async def test_an_abort_reaches_live_and_late_consumers_with_its_reason(
             with pytest.raises(kvcs.PublicationAborted, match="input too long"):
                 async with subscriber.open(prefix, publication=uri) as late:
                     await late.complete()
-            assert loop.time() - began < 1.0  # the deadline is 10 s
+            assert loop.time() - began < 20.0  # the deadline is 50 s
             with pytest.raises(kvcs.PublicationNotFound):
                 async with subscriber.open(prefix, wait=0):
                     raise AssertionError("it was opened")
@@ -266,8 +259,8 @@ async def test_the_deadline_names_what_lacks_and_keeps_what_came(files: PemFiles
             async with kvcs.Publisher(server).publish(prefix) as publication:
                 await put(await publication.segment(), toy, range(2))
                 subscriber = kvcs.Subscriber(client, settings=QUICK)
-                async with subscriber.open(prefix, deadline=0.3) as cache:
-                    with pytest.raises(kvcs.CacheIncomplete, match=r"deadline of 0\.3 s") as info:
+                async with subscriber.open(prefix, deadline=2.0) as cache:
+                    with pytest.raises(kvcs.CacheIncomplete, match=r"deadline of 2 s") as info:
                         await cache.layer(2)
                     assert {(run.component, run.layer) for run in info.value.missing} == {
                         ("k", 2),

@@ -219,16 +219,16 @@ async def test_nothing_announced_is_absent_at_once_or_at_the_deadline(files: Pem
     async with serving(files) as server, joined(server, files) as client:
         subscriber = kvcs.Subscriber(client, settings=QUICK)
         loop = asyncio.get_running_loop()
-        for options, least, most in (
-            ({"wait": 0.0}, 0.1, 1.0),
-            ({"deadline": 0.3}, 0.3, 1.2),
-            ({"deadline": 5.0, "wait": 0.2}, 0.2, 1.2),
+        for options, least in (
+            ({"wait": 0.0}, 0.1),
+            ({"deadline": 2.0}, 2.0),
+            ({"deadline": 50.0, "wait": 0.2}, 0.2),
         ):
             began = loop.time()
             with pytest.raises(kvcs.PublicationNotFound, match="is announced") as caught:
                 async with subscriber.open(toy_prefix(), **options):  # type: ignore[arg-type]
                     raise AssertionError("it was opened")
-            assert least <= loop.time() - began < most
+            assert least <= loop.time() - began < 20.0
             assert caught.value.absent
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,9 @@ async def test_a_session_that_dies_is_followed_by_http(tmp_path: Path, files: Pe
 async def test_a_session_that_knows_of_nothing_gives_way(tmp_path: Path, files: PemFiles) -> None:
     async with shelf(tmp_path) as it, serving(files) as server, joined(server, files) as client:
         source = HttpSource(it.server.url)
-        subscriber = kvcs.Subscriber(client, fallback=source, settings=QUICK)
+        # Half of the time for recovery is a session's that may come back.
+        settings = replace(QUICK, least_recovery=5.0)
+        subscriber = kvcs.Subscriber(client, fallback=source, settings=settings)
         async with subscriber.open(it.prefix, wait=0.4) as cache:
             await all_of(cache, it.toy)
             assert cache.report.fetched_over_http == 24

@@ -213,7 +213,7 @@ async def test_a_publication_may_begin_without_a_segment(files: PemFiles) -> Non
     async with raw.serve(files) as server, joined(server, files) as client:
         retrieval = kvcs.Subscriber(client, settings=QUICK).open(toy_prefix())
         with pytest.raises(kvcs.PublicationNotFound, match="never came"):
-            async with kvcs.Subscriber(client, settings=QUICK).open(toy_prefix(), deadline=0.3):
+            async with kvcs.Subscriber(client, settings=QUICK).open(toy_prefix(), deadline=2.0):
                 raise AssertionError("it was opened")
         raw.layers(0, 1, 2, 3)
         raw.end()

@@ -369,7 +369,7 @@ async def test_what_one_relay_has_lost_is_fetched_from_another(
     first.fetchable = False
     second.announced = False  # it is found at the first
     second.hold_answers = other_is_lost
-    settings = replace(QUICK, least_recovery=1.0 if other_is_lost else SAFETY)
+    settings = replace(QUICK, least_recovery=2.0 if other_is_lost else SAFETY)
     async with (
         serving(files, observer=accepting(first.answer)) as here,
         serving(files, observer=accepting(second.answer)) as there,

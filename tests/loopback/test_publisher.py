@@ -118,7 +118,7 @@ async def test_the_five_fields_are_announced(files: PemFiles) -> None:
                 (server_side,) = relay.connections
                 server_side.on_cancelled(0, lambda _: withdrawn.set())
                 await put(await publication.segment(), toy_publication())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await withdrawn.wait()
     assert [len(part) for part in namespace] == [6, 16, 32, 32, 16]
     assert namespace == (*prefix.namespace_prefix(), publication.publication_id)

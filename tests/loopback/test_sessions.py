@@ -163,7 +163,7 @@ async def test_a_watch_fails_when_the_session_ends_between_two_tries(files: PemF
     async with serving(files, observer=accepting(overlapping(99, heard))) as server:
         async with joined(server, files) as client:
             watch = client.namespaces.watch((b"kvcs-1",))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 while not heard:
                     await client.drain()
             await client.close()

@@ -17,7 +17,7 @@ from kvcs.integrations import handover
 from kvcs.integrations.handover import HandOverEnded, Inlet, LoopBridge, Outlet, run_in_thread
 from kvcs.kv import LayerTensors
 
-SOON = 5.0
+SOON = 20.0
 """Seconds after which a test that waits has failed."""
 
 

@@ -164,7 +164,7 @@ async def test_a_layers_attention_does_not_wait_for_later_layers() -> None:
     )
     for layer in range(tiny.LAYERS):
         # It asks for a layer when it has computed with those before, and for none sooner.
-        assert await asyncio.wait_for(source.asked.get(), 5) == layer
+        assert await asyncio.wait_for(source.asked.get(), 20) == layer
         assert placed == list(range(layer))
         source.release(layer)
     assert (await running).tolist() == logits.tolist()
@@ -234,7 +234,7 @@ async def test_what_changes_every_layer_waits_for_them_all(change: str) -> None:
         return of
 
     running = asyncio.ensure_future(run_in_thread(lambda: act(cache), cache.stop))
-    assert await asyncio.wait_for(source.asked.get(), 5) == 0
+    assert await asyncio.wait_for(source.asked.get(), 20) == 0
     assert not running.done()
     source.release()
     assert same(await running, act(copy.deepcopy(own)) if change != "deepcopy" else own)

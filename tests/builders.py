@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 QUICK = kvcs.SubscriberSettings(
-    least_deadline=50.0, least_recovery=30.0, listen=0.1, stall=0.05, retry_pause=0.02
+    least_deadline=50.0, least_recovery=30.0, listen=0.1, stall=0.05, quiet=20.0, retry_pause=0.02
 )
 """Waits short enough for tests; its bounds are for tests that should never meet them, on a machine
 however busy."""

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny_model as tiny
 from tests.certificates import PemFiles, write_pem
-from tests.tiny_model import require_live
 
 FOLDER = Path(__file__).resolve().parent
+
+SECONDS = 300.0
+"""Bound of one test: the first one reads torch and transformers from the disk."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -18,11 +21,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+@pytest.fixture(scope="session")
+def _warm() -> None:
+    """Compute once: what that imports must not take the time of a retrieval."""
+    tiny.require_live()
+    model = tiny.tiny_model()
+    tiny.computed(model, tiny.tiny_prefix(model, tiny.prompt(8)))
 
 
 @pytest.fixture(autouse=True)
-def _live() -> None:
-    require_live()
+def _live(_warm: None) -> None:
+    tiny.require_live()
 
 
 @pytest.fixture(scope="session")

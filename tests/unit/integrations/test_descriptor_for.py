@@ -11,6 +11,9 @@ import kvcs
 from kvcs.integrations.transformers import check_model, descriptor_for
 from tests.tiny_model import require_live
 
+IMPORT_SECONDS = 300
+"""Bound of a test that may be the first to read torch and transformers from the disk."""
+
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "_name_or_path": "tiny",
@@ -188,6 +191,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.timeout(IMPORT_SECONDS)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "settings"),
@@ -228,6 +232,7 @@ def test_a_models_cache_has_the_geometry_of_its_descriptor(
         assert str(tensor.dtype) == f"torch.{descriptor.dtype}"
 
 
+@pytest.mark.timeout(IMPORT_SECONDS)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",

@@ -16,7 +16,8 @@ from kvcs.integrations.handover import Inlet, run_in_thread
 from kvcs.kv import LayerTensors, as_host_array
 from tests import tiny_model as tiny
 
-pytestmark = pytest.mark.slow
+# The first one reads torch and transformers from the disk.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DTYPES = ["float32", "bfloat16", "float16"]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tracemalloc
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -36,10 +37,10 @@ def test_eighty_eight_megabytes_are_read_in_seconds() -> None:
     writer.complete(0)
     octets = writer.to_json_bytes()
     assert 87e6 < len(octets) < 90e6
-    begin = perf_counter()
+    begin = process_time()  # what other processes take does not count
     manifest = parse_manifest(octets)
     check_succession(before, manifest)
-    assert perf_counter() - begin < 20
+    assert process_time() - begin < 20
     assert manifest == writer.manifest()
 
 
@@ -72,12 +73,13 @@ def test_hostile_text_costs_a_bounded_multiple_of_its_size(piece: bytes) -> None
     assert peak < 32 * len(text) + 2**20
 
 
-def test_short_values_by_the_million_are_refused_before_they_are_parsed() -> None:
+def test_short_values_by_the_million_are_refused_before_they_are_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = b"[" + b"1," * 2**24 + b"0]"
-    begin = perf_counter()
+    monkeypatch.delattr(json, "loads")
     with pytest.raises(PublicationError, match="16777217 values, limit"):
         parse_manifest(text)
-    assert perf_counter() - begin < 1
 
 
 def test_a_list_of_digests_alone_stays_far_below_the_limit_of_values() -> None:

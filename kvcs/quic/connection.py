@@ -216,8 +216,15 @@ class Connection(Tenure):
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close the session and wait until the transport is gone, which it always is soon.
 
-        `kvcs.connect` opens another one where it is to reconnect: leave its context to end it.
+        Where a `link` keeps it, or has kept it, the link ends with it: no other session follows.
         """
+        if self.link is None or self.link.is_beside(self):
+            await self.close_alone(code, reason)
+        else:
+            await self.link.close(code, reason)
+
+    async def close_alone(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
+        """Close this session as `close` does, and let its `link` open the next one."""
         if self.is_open:
             self.core.close(code, reason)
             self._pump()

@@ -106,12 +106,12 @@ async def open_connection(
         async with asyncio.timeout(quic.connect_timeout):
             await connection.established()
     except TimeoutError as exc:
-        await connection.close(SessionCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
+        await connection.close_alone(SessionCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
         raise ConnectionFailed(
             f"{uri} sent no SETUP within {quic.connect_timeout:g} s; check that it speaks {ALPN}"
         ) from exc
     except BaseException:
-        await connection.close()
+        await connection.close_alone()
         raise
     return connection
 

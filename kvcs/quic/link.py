@@ -15,6 +15,7 @@ from kvcs.errors import (
     UsageError,
 )
 from kvcs.moqt import messages
+from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
 from kvcs.quic.chance import new_chance
@@ -103,6 +104,10 @@ class Link:
         """Why no session comes any more."""
         return ConnectionClosed("the session is open") if self._error is None else self._error
 
+    def is_beside(self, connection: Connection) -> bool:
+        """Whether a session was opened by `elsewhere`, beside those that follow each other."""
+        return any(each is connection for each in self._elsewhere.values())
+
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever a session came, went, is sent away, or none will come."""
         self._listeners.append(callback)
@@ -164,10 +169,16 @@ class Link:
         self._task = self._loop.create_task(self._run())
         return connection
 
-    async def close(self) -> None:
-        """Close every session; nothing comes back."""
+    async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
+        """Close every session; nothing comes back.
+
+        Args:
+            code: session close code that peers get.
+            reason: what they are told with it.
+        """
         if self._error is None:
-            self._error = ConnectionClosed("the connection was closed by its user")
+            why = reason or "the connection was closed by its user"
+            self._end(ConnectionClosed(why, code=code))
         tasks = [*self._leaving, *([] if self._task is None else [self._task])]
         sessions = [*self._leaving.values(), *self._elsewhere.values()]
         for task in tasks:
@@ -175,7 +186,7 @@ class Link:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._current is not None:  # the newest one, which a task may have opened last
             sessions.append(self._current)
-        await asyncio.gather(*(each.close() for each in sessions))
+        await asyncio.gather(*(each.close_alone(code, reason) for each in sessions))
         await self.origin.close()
 
     async def elsewhere(self, uri: str) -> Connection:
@@ -208,7 +219,7 @@ class Link:
                 )
             connection = await self._open_session(target, link=self, origin=None)
             if not self.is_open:  # it was closed meanwhile
-                await connection.close()
+                await connection.close_alone()
                 raise self.error()
             self._elsewhere[key] = connection
             _log.info("redirected", uri=str(target))
@@ -228,6 +239,12 @@ class Link:
         self._stirred.set()
         self._tell()
 
+    def _end(self, error: ConnectionClosed) -> None:
+        """No session comes any more: whoever waits for one is told."""
+        self._error = error
+        self.origin.nothing_returns()
+        self._tell()
+
     def _tell(self) -> None:
         for callback in list(self._listeners):
             callback()
@@ -240,10 +257,8 @@ class Link:
                     await self._stirred.wait()
                 await self._replace(self.current)
         except ConnectionClosed as exc:
-            self._error = exc
             _log.info("reconnecting_given_up", uri=str(self._home), reason=str(exc))
-            self.origin.nothing_returns()
-            self._tell()
+            self._end(exc)
 
     async def _replace(self, old: Connection) -> None:
         """Open the session that follows ``old``.
@@ -345,7 +360,7 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.policy.linger):
                     await old.drain()
-            await old.close()
+            await old.close_alone()
 
 
 def _given_up(lost: ConnectionClosed, seconds: float, why: str) -> ConnectionClosed:

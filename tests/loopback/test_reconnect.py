@@ -73,7 +73,7 @@ async def test_consumers_at_a_relay_go_on_where_the_producer_lost_its_session(
                     assert same(await cache.layer(layer), toy)
                     if layer in (0, 2):
                         lost = producer.newest
-                        await lost.close(SessionCode.INTERNAL_ERROR, "it broke")
+                        await lost.close_alone(SessionCode.INTERNAL_ERROR, "it broke")
                         await until(producer, lambda: producer.newest.is_usable)
                         assert producer.newest is not lost
                 await cache.complete()
@@ -128,6 +128,27 @@ async def test_without_reconnect_the_session_is_all_there_is(files: PemFiles) ->
                 await closed.wait()
             assert session.link is None
             assert not session.lasts and session.newest is session
+
+
+async def test_closing_a_session_ends_its_link_too(files: PemFiles) -> None:
+    async with serving(files) as server:
+        async with kvcs.connect(server.url, ca=files.ca, reconnect=SOON) as session:
+            link = session.link
+            assert link is not None
+            await session.close_alone()
+            newest = await link.session()
+            assert newest is not session and link.sessions == 2
+            beside = await link.elsewhere(f"{server.url}/beside")
+            await beside.close()
+            assert newest.is_usable and session.lasts
+            beside = await link.elsewhere(f"{server.url}/beside")
+            await session.close(SessionCode.INTERNAL_ERROR, "it is enough")
+            assert not (newest.is_open or beside.is_open or session.lasts)
+            error = newest.close_error()
+            assert (error.code, error.reason) == (SessionCode.INTERNAL_ERROR, "it is enough")
+            with pytest.raises(kvcs.ConnectionClosed, match="it is enough"):
+                await link.session()
+        assert link.sessions == 2
 
 
 async def test_the_first_session_is_tried_for_until_somebody_listens(files: PemFiles) -> None:

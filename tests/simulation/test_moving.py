@@ -167,7 +167,7 @@ class Scene:
             host = "producer" if fault == "producer lost" else "consumer0"
             for session in list(self.network.host(host).sessions):
                 if session.is_open:
-                    await session.close(0x1, "lost")
+                    await session.close_alone(0x1, "lost")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -109,9 +109,9 @@ class Session(Tenure):
         """Everything was acknowledged."""
         self.drained += 1
 
-    async def close(self) -> None:
+    async def close_alone(self, code: int = 0, reason: str = "") -> None:
         """Close it."""
-        self.end("closed", by_peer=False)
+        self.end(reason or "closed", by_peer=False)
 
 
 class Relays:
@@ -200,6 +200,27 @@ def test_it_is_given_up_at_the_deadline_and_says_why() -> None:
         assert told == 2  # lost, and given up
         with pytest.raises(ConnectionClosed):
             await link.elsewhere(THERE)
+
+    linked(scenario)
+
+
+def test_who_waits_for_a_session_is_told_when_the_link_is_closed() -> None:
+    async def scenario(relays: Relays, link: Link) -> None:
+        relays.down.add(HOME)
+        relays.newest.end()
+        waiting = [
+            asyncio.create_task(link.session()),
+            asyncio.create_task(link.origin.add_namespace((b"news",))),
+            asyncio.create_task(link.current.gone()),
+        ]
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in waiting)
+        await link.close(0x1, "it is enough")
+        async with asyncio.timeout(1.0):
+            session, namespace, gone = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(session, ConnectionClosed) and isinstance(namespace, ConnectionClosed)
+        assert (session.code, session.reason, session.by_peer) == (0x1, "it is enough", False)
+        assert gone is None
 
     linked(scenario)
 

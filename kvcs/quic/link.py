@@ -84,7 +84,7 @@ class Link:
         self._listeners: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
         self._leaving: dict[asyncio.Task[None], Connection] = {}
-        self._elsewhere: dict[str, Connection] = {}
+        self._elsewhere: dict[Connection, _Place] = {}
         self._elsewhere_lock = asyncio.Lock()
 
     # Facts
@@ -106,7 +106,7 @@ class Link:
 
     def is_beside(self, connection: Connection) -> bool:
         """Whether a session was opened by `elsewhere`, beside those that follow each other."""
-        return any(each is connection for each in self._elsewhere.values())
+        return connection in self._elsewhere
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever a session came, went, is sent away, or none will come."""
@@ -180,7 +180,7 @@ class Link:
             why = reason or "the connection was closed by its user"
             self._end(ConnectionClosed(why, code=code))
         tasks = [*self._leaving, *([] if self._task is None else [self._task])]
-        sessions = [*self._leaving.values(), *self._elsewhere.values()]
+        sessions = [*self._leaving.values(), *self._elsewhere]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -206,13 +206,14 @@ class Link:
         async with self._elsewhere_lock:
             if self._error is not None:
                 raise self._error
-            if self.current.is_usable and _same_place(target, self._uri):
+            place = _place(target)
+            if self.current.is_usable and place == _place(self._uri):
                 return self.current
-            key = f"{target.host}:{target.port}{target.path}"
-            known = self._elsewhere.get(key)
-            if known is not None and known.is_usable:
-                return known
-            self._elsewhere = {name: each for name, each in self._elsewhere.items() if each.is_open}
+            # One that is sent away stays until it is over: its peer may leave that to us.
+            self._elsewhere = {each: at for each, at in self._elsewhere.items() if each.is_open}
+            for known, at in self._elsewhere.items():
+                if at == place and known.is_usable:
+                    return known
             if len(self._elsewhere) >= self.policy.max_elsewhere:
                 raise UsageError(
                     f"not redirected to {uri}: {len(self._elsewhere)} other sessions are open"
@@ -221,7 +222,7 @@ class Link:
             if not self.is_open:  # it was closed meanwhile
                 await connection.close_alone()
                 raise self.error()
-            self._elsewhere[key] = connection
+            self._elsewhere[connection] = place
             _log.info("redirected", uri=str(target))
             return connection
 
@@ -378,5 +379,9 @@ def _is_followed(connection: Connection) -> bool:
     )
 
 
-def _same_place(a: MoqtUri, b: MoqtUri) -> bool:
-    return (a.host, a.port, a.path) == (b.host, b.port, b.path)
+_Place = tuple[str, int, str]
+"""Host, port and path of a URI."""
+
+
+def _place(uri: MoqtUri) -> _Place:
+    return (uri.host, uri.port, uri.path)

@@ -394,6 +394,20 @@ def test_sessions_elsewhere_are_used_again_and_bounded() -> None:
     linked(scenario, Reconnect(max_elsewhere=2))
 
 
+def test_sessions_elsewhere_that_are_sent_away_count_and_are_closed_with_the_link() -> None:
+    async def scenario(relays: Relays, link: Link) -> None:
+        await link.elsewhere(THERE)
+        sent_away = relays.newest
+        sent_away.goaway()
+        again = await link.elsewhere(THERE)
+        assert again is not link.current and again.is_usable and sent_away.is_open
+        assert link.is_beside(again) and not link.is_beside(link.current)
+        with pytest.raises(UsageError, match="2 other sessions"):
+            await link.elsewhere("moqt://third:3")
+
+    linked(scenario, Reconnect(max_elsewhere=2))  # which looks that every session is closed
+
+
 def test_the_default_survives_a_restart_and_not_an_absence() -> None:
     assert DEFAULT_RECONNECT.deadline == 60.0
     assert DEFAULT_RECONNECT.max_hops == 4

@@ -78,7 +78,7 @@ class Announcements:
                     return
                 if exc.retry_after_ms is None:
                     raise
-                await asyncio.sleep(retry_seconds(exc.retry_after_ms, self._chance))
+                await self._connection.pause(retry_seconds(exc.retry_after_ms, self._chance))
 
     def offer(self, namespace: TrackNamespace) -> None:
         """Announce a namespace without waiting; a refusal is only logged."""

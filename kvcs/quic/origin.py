@@ -37,7 +37,8 @@ class Origin:
         self._connections: dict[Connection, _Attached] = {}
         self._waited_for: set[TrackNamespace] = set()
         """Namespaces whose answer somebody waits for, whatever session gives it."""
-        self._came = asyncio.Event()
+        self._came: set[asyncio.Event] = set()
+        """Set when a session came, or none will come; whoever waits has one of its own."""
         self._ending: set[asyncio.Task[None]] = set()
         """Tasks of sessions that are over; each leaves when it has ended."""
 
@@ -52,7 +53,7 @@ class Origin:
             for namespace in self._namespaces:
                 if namespace not in self._waited_for:
                     self._connections[connection].announcements.offer(namespace)
-            self._came.set()
+            self._tell_came()
 
     async def answered(self, connection: Connection) -> None:
         """Wait until a session has answered what was offered when it was attached."""
@@ -69,7 +70,11 @@ class Origin:
 
     def nothing_returns(self) -> None:
         """No session will be attached any more: who waits for one looks again."""
-        self._came.set()
+        self._tell_came()
+
+    def _tell_came(self) -> None:
+        for event in self._came:
+            event.set()
 
     async def close(self) -> None:
         """Wait until what the sessions have left behind has ended."""
@@ -172,17 +177,26 @@ class Origin:
         self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
         self._waited_for.add(namespace)
+        came = asyncio.Event()
+        self._came.add(came)
+        asked = set(self._connections)
         try:
             while not await self._announce_everywhere(namespace):
                 if not self._returns():
                     raise ConnectionClosed("there is no session to announce the namespace on")
-                self._came.clear()
-                await self._came.wait()
+                await came.wait()
+                came.clear()
+                asked = set(self._connections)
         except BaseException:
             self.remove_namespace(namespace)
             raise
         finally:
             self._waited_for.discard(namespace)
+            self._came.discard(came)
+        for connection, attached in self._connections.items():
+            # One that came before the others had answered: they may be about to go.
+            if connection not in asked and namespace not in attached.announcements:
+                attached.announcements.offer(namespace)
 
     async def _announce_everywhere(self, namespace: TrackNamespace) -> bool:
         """Announce on every session at once; whether any has accepted.

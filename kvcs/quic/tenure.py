@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -75,6 +76,17 @@ class Tenure:
                 self.link.off_change(changed.set)
             self.off_closed(changed.set)
             self.off_goaway(changed.set)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long; no longer than the session is there."""
+        over = asyncio.Event()
+        self.on_closed(over.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await over.wait()
+        finally:
+            self.off_closed(over.set)
 
     def close_error(self) -> ConnectionClosed:
         """Why the session is over, and none follows it, as the exception that waiters get."""

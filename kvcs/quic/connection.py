@@ -137,7 +137,7 @@ class Connection(Tenure):
 
         Raises:
             RequestError: the peer refused it; `code` is the peer's. `Redirected` where it names
-                another place.
+                another place. Or it was cancelled meanwhile.
             ConnectionClosed: the session ended.
         """
         self.check_open()
@@ -150,6 +150,7 @@ class Connection(Tenure):
     def cancel(self, request_id: int) -> None:
         """Cancel a request of ours, or forget one that is over; quiet in every state."""
         self._handlers.pop(request_id, None)
+        self._replies.cancel(request_id)
         if self.is_open:
             self.core.requester.cancel(request_id)
 

@@ -41,7 +41,7 @@ class Replies:
         """Wait for the answer to a request of ours.
 
         Raises:
-            RequestError: the peer refused it, or ended it without an answer.
+            RequestError: the peer refused it, or ended it without an answer, or it was cancelled.
             ConnectionClosed: the session ended.
         """
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -64,6 +64,12 @@ class Replies:
             future.set_exception(RequestError("the peer ended the request without an answer"))
         elif isinstance(event, events.TrackMalformed):
             future.set_exception(RequestError(event.reason, RequestCode.MALFORMED_TRACK))
+
+    def cancel(self, request_id: int) -> None:
+        """This side gives a request up: the peer's answer will not be told."""
+        future = self._futures.get(request_id)
+        if future is not None and not future.done():
+            future.set_exception(RequestError("the request was cancelled before its answer"))
 
     def fail(self, error: Exception) -> None:
         """The session is over: nobody gets an answer any more."""

@@ -104,6 +104,30 @@ async def test_a_request_that_the_peer_takes_back_is_an_error(files: PemFiles) -
             client.namespaces.release(watch)
 
 
+async def test_nobody_waits_for_the_reply_to_a_request_that_was_cancelled(files: PemFiles) -> None:
+    heard, both = list[int](), asyncio.Event()
+
+    def hear(connection: Connection, request: PeerRequest) -> bool:
+        heard.append(request.request_id)
+        if len(heard) == 2:
+            both.set()
+        return True
+
+    async with serving(files, observer=accepting(hear)) as server:
+        async with joined(server, files) as client:
+            request_id = client.core.requester.subscribe(NAME, LIVE)
+            waiting = asyncio.create_task(client.reply(request_id))
+            announcing = asyncio.create_task(client.origin.add_namespace((b"some",)))
+            await both.wait()
+            assert not waiting.done() and not announcing.done()
+            client.cancel(request_id)
+            client.origin.remove_namespace((b"some",))
+            async with asyncio.timeout(20):
+                for task in (waiting, announcing):
+                    with pytest.raises(kvcs.RequestError, match="was cancelled"):
+                        await task
+
+
 async def test_nobody_waits_for_a_reply_beyond_the_session(files: PemFiles) -> None:
     async with serving(files, observer=accepting(lambda *_: True)) as server:
         async with joined(server, files) as client:

@@ -250,9 +250,14 @@ class Server:
         if token is not None:
             self._keeper = TokenKeeper(token)
             await self._keeper.start(quic.connect_timeout)
-        self._listener = await current_backend.get().listen(
-            host, port, receiver_factory=self._accept, cert=cert, key=key, settings=quic
-        )
+        try:
+            self._listener = await current_backend.get().listen(
+                host, port, receiver_factory=self._accept, cert=cert, key=key, settings=quic
+            )
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.stop()
+            raise
 
     @property
     def host(self) -> str:

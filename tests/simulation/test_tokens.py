@@ -241,3 +241,17 @@ def test_a_server_shows_fresh_tokens_too(simulated: Any) -> None:
         assert len(source.given) == 3, "it is renewed no longer"
 
     simulated(scenario)
+
+
+def test_a_server_that_cannot_listen_asks_for_no_more_tokens(simulated: Any) -> None:
+    source = Source()
+
+    async def scenario(world: World) -> None:
+        host = world.network.host("relay")  # where the relay has the port
+        with host, pytest.raises(kvcs.ConnectionFailed, match="cannot listen"):
+            async with kvcs.serve(host.address, 4433, cert="c", key="k", token=source):
+                raise AssertionError("it listens")
+        await asyncio.sleep(200)
+        assert len(source.given) == 1
+
+    simulated(scenario)

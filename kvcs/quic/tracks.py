@@ -20,6 +20,7 @@ from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
+from kvcs.quic.replies import refusal
 
 if TYPE_CHECKING:
     from kvcs.quic.answers import Handler, PeerRequest
@@ -190,7 +191,7 @@ class Tracks:
     def _event(self, watch: TrackWatch, event: events.Event) -> None:
         error: Exception | None = None
         if isinstance(event, events.RequestRefused):
-            error = RequestError(event.error.reason, event.error.error_code)
+            error = refusal(event.error)
         elif isinstance(event, events.RequestCancelled):
             error = RequestError("the peer ended the subscription to tracks")
         elif isinstance(event, events.SessionClosed):

@@ -117,6 +117,18 @@ async def test_a_redirect_to_another_relay_is_followed(
     assert second.asks(events.SubscribeReceived)
 
 
+async def test_a_redirect_of_a_watch_for_tracks_is_a_typed_error(files: PemFiles) -> None:
+    def judge(request: PeerRequest) -> kvcs.RequestError | None:
+        return kvcs.Redirected("over there", "moqt://elsewhere.example", (b"news",))
+
+    async with gated(files, Gate(judge)) as server:
+        async with kvcs.connect(server.url, ca=files.ca, reconnect=None) as session:
+            with pytest.raises(kvcs.Redirected) as caught:
+                async for _ in session.tracks.watch((b"news",)):
+                    raise AssertionError("a track was offered")
+            assert caught.value.uri == "moqt://elsewhere.example"
+
+
 async def test_a_redirect_without_a_link_is_a_typed_error(files: PemFiles) -> None:
     gate = Gate(to(lambda: "moqt://elsewhere.example", events.SubscribeNamespaceReceived))
     async with gated(files, gate) as server:

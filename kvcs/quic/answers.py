@@ -61,6 +61,10 @@ class Answers:
         """Tell ``handler`` when the peer cancels a request of its own."""
         self._cancellations[request_id] = handler
 
+    def off_cancelled(self, request_id: int) -> None:
+        """Undo `on_cancelled`; quiet where nobody follows the request."""
+        self._cancellations.pop(request_id, None)
+
     def on_update(self, request_id: int, handler: UpdateHandler) -> None:
         """Let ``handler`` judge updates of a request of the peer."""
         self._updates[request_id] = handler

@@ -166,6 +166,10 @@ class Connection(Tenure):
         """Tell ``handler`` when the peer cancels a request of its own that we accepted."""
         self._answers.on_cancelled(request_id, handler)
 
+    def off_cancelled(self, request_id: int) -> None:
+        """Undo `on_cancelled`, for a request that was answered."""
+        self._answers.off_cancelled(request_id)
+
     def on_update(self, request_id: int, handler: UpdateHandler) -> None:
         """Let ``handler`` judge updates of a request of the peer that bring tokens or a prefix.
 

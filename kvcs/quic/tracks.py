@@ -69,14 +69,16 @@ class OfferedTrack:
         Returns:
             The Request ID.
         """
+        self.connection.off_cancelled(self.request_id)
         self.connection.handle(self.request_id, handler)
         self.connection.core.responder.accept_publish(self.request_id, expires_ms=expires_ms)
         return self.request_id
 
     def refuse(self, error: RequestError | None = None) -> None:
         """Do not take it: UNINTERESTED, or what ``error`` says."""
-        refusal = error or RequestError("not interested", RequestCode.UNINTERESTED)
-        self.connection.core.responder.refuse(self.request_id, refusal)
+        self.connection.off_cancelled(self.request_id)
+        error = error or RequestError("not interested", RequestCode.UNINTERESTED)
+        self.connection.core.responder.refuse(self.request_id, error)
 
 
 class TrackWatch:

@@ -25,6 +25,7 @@ from kvcs.relay.server import Relay, RelaySettings
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import end_track, locations, payload, put_group, track
 from tests.certificates import PemFiles
+from tests.loopback.test_lifetimes import tables
 
 PREFIX = (b"news",)
 NAME = FullTrackName((*PREFIX, b"today"), b"lines")
@@ -258,7 +259,10 @@ async def test_what_is_not_wanted_is_refused_and_what_is_not_there_is_not_pushed
                 session.tracks.watch((*PREFIX, b"today"))
             waiting = asyncio.ensure_future(anext(watch))
             async with asyncio.timeout(SECONDS):
-                (await waiting).refuse()
+                offering = await waiting
+            assert tables(session)["cancellations"] == 1
+            offering.refuse()
+            assert "cancellations" not in tables(session)  # many may come and be answered
             last = asyncio.ensure_future(anext(watch))
             await session.close()
             with pytest.raises(ConnectionClosed):

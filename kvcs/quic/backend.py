@@ -58,35 +58,8 @@ class Backend(Protocol):
 class Aioquic:
     """The default: aioquic on sockets of the operating system."""
 
-    async def connect(
-        self,
-        host: str,
-        port: int,
-        *,
-        receiver_factory: ReceiverFactory,
-        ca: Path | bytes | None,
-        verify: bool,
-        settings: QuicSettings,
-    ) -> Transport:
-        """See `connect_quic`."""
-        return await connect_quic(
-            host, port, receiver_factory=receiver_factory, ca=ca, verify=verify, settings=settings
-        )
-
-    async def listen(
-        self,
-        host: str,
-        port: int,
-        *,
-        receiver_factory: ReceiverFactory,
-        cert: Path,
-        key: Path,
-        settings: QuicSettings,
-    ) -> Listener:
-        """See `listen_quic`."""
-        return await listen_quic(
-            host, port, receiver_factory=receiver_factory, cert=cert, key=key, settings=settings
-        )
+    connect = staticmethod(connect_quic)
+    listen = staticmethod(listen_quic)
 
 
 AIOQUIC: Backend = Aioquic()

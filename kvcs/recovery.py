@@ -7,7 +7,7 @@ that recomputation would take, and it counts from the first known loss.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -293,8 +293,10 @@ class Recovery:
                     continue  # it is asked at once in the way that it takes
             tries += 1
             if sources and tries >= len(sources) and self._runs():
+                # A segment that is added from here on was not compared with a twin's.
+                compared = self._patient.ledger.tracks
                 for twin in await self._patient.twins(source):
-                    await self._ask(source, self._share(len(sources)), twin)
+                    await self._ask(source, self._share(len(sources)), twin, compared)
             if means is not None and tries >= len(sources) and self._runs():
                 self._failure = await means.fetch(self._lost_blocks()) or self._failure
                 enough = not sources or tries >= ROUNDS_BEFORE_RECOMPUTING * len(sources)
@@ -304,10 +306,17 @@ class Recovery:
                 await self._pause(tries - 1)
 
     async def _ask(
-        self, source: Connection, seconds: float | None, twin: TrackNamespace | None = None
+        self,
+        source: Connection,
+        seconds: float | None,
+        twin: TrackNamespace | None = None,
+        tracks: Sequence[DataTrack] | None = None,
     ) -> None:
-        """Ask one session for all that was lost, in its share of the time."""
-        runs = self._runs() if source not in self._one_group else self._by_group(self._runs())
+        """Ask one session for all that was lost, of some tracks or of all, in its share of the
+        time."""
+        runs = [run for run in self._runs() if tracks is None or run.track in tracks]
+        if source in self._one_group:
+            runs = self._by_group(runs)
         try:
             async with asyncio.timeout(seconds):
                 for start in range(0, len(runs), MAX_FETCHES):

@@ -23,6 +23,9 @@ from kvcs.subscriber.settings import SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
 
+_Other = tuple[PublicationNamespace, Manifest]
+"""Another publication, and its manifest as it was read."""
+
 MAX_TWINS = 4
 """Publications beside the one that is retrieved whose manifests are read at one place."""
 
@@ -42,7 +45,8 @@ def are_twins(ours: Manifest, theirs: Manifest) -> bool:
 
 
 class Twins:
-    """Looks for them, once at each place.
+    """Looks for them, once at each place; which of those that are there count, the newest manifest
+    of the publication that is retrieved says each time.
 
     Args:
         prefix: the consumer's prefix.
@@ -56,7 +60,7 @@ class Twins:
         self._prefix = prefix
         self._settings = settings
         self._authenticity = authenticity
-        self._known: dict[object, list[PublicationNamespace]] = {}
+        self._known: dict[object, list[_Other]] = {}
 
     async def over(
         self, session: Connection, ours: TrackNamespace, manifest: Manifest
@@ -65,12 +69,15 @@ class Twins:
         if not manifest.deterministic:
             return []
         if session not in self._known:
-            self._known[session] = await self._over(session, ours, manifest)
-        return [each.fields for each in self._known[session]]
+            self._known[session] = await self._over(session, ours)
+        return [each.fields for each in self._twins_at(session, manifest)]
 
-    async def _over(
-        self, session: Connection, ours: TrackNamespace, manifest: Manifest
-    ) -> list[PublicationNamespace]:
+    def _twins_at(self, place: object, manifest: Manifest) -> list[PublicationNamespace]:
+        """Those at a place that are twins now: the same first segment may go on otherwise."""
+        known = self._known[place]
+        return [namespace for namespace, theirs in known if are_twins(manifest, theirs)]
+
+    async def _over(self, session: Connection, ours: TrackNamespace) -> list[_Other]:
         watch = session.namespaces.watch(ours[:-1])
         try:
             async with asyncio.timeout(self._settings.quiet):
@@ -82,11 +89,10 @@ class Twins:
         finally:
             session.namespaces.release(watch)
         others = [each for each in found if each.fields != ours][:MAX_TWINS]
-        return [each for each in others if await self._is_one(session, each, manifest)]
+        read = [(each, await self._read(session, each)) for each in others]
+        return [(each, theirs) for each, theirs in read if theirs is not None]
 
-    async def _is_one(
-        self, session: Connection, namespace: PublicationNamespace, manifest: Manifest
-    ) -> bool:
+    async def _read(self, session: Connection, namespace: PublicationNamespace) -> Manifest | None:
         changed = asyncio.Event()
         follower = self._follower(session, namespace, changed)
         follower.start()
@@ -96,10 +102,10 @@ class Twins:
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            return False
+            return None
         finally:
             follower.stop()
-        return _fits(follower, manifest)
+        return _read_by(follower)
 
     async def at(
         self, source: BlockSource, ours: PublicationNamespace, manifest: Manifest
@@ -110,14 +116,13 @@ class Twins:
         if source not in self._known:
             listed = await source.publications(*ours[:3])
             others = [each for each in listed if each != ours][:MAX_TWINS]
-            self._known[source] = [
-                each for each in others if await self._is_one_at(source, each, manifest)
-            ]
-        return self._known[source]
+            read = [(each, await self._read_at(source, each)) for each in others]
+            self._known[source] = [(each, theirs) for each, theirs in read if theirs is not None]
+        return self._twins_at(source, manifest)
 
-    async def _is_one_at(
-        self, source: BlockSource, namespace: PublicationNamespace, manifest: Manifest
-    ) -> bool:
+    async def _read_at(
+        self, source: BlockSource, namespace: PublicationNamespace
+    ) -> Manifest | None:
         # Here, because a retrieval that needs none of this imports none of it.
         from kvcs.subscriber.last_means import read_stored
         from kvcs.subscriber.without import NoSession
@@ -129,8 +134,8 @@ class Twins:
             await read_stored(follower, await source.manifest(namespace, longest))
         except KvcsError as exc:
             _log.info("manifest_not_read", why=str(exc))
-            return False
-        return _fits(follower, manifest)
+            return None
+        return _read_by(follower)
 
     def _follower(
         self, session: Connection, namespace: PublicationNamespace, changed: asyncio.Event
@@ -145,7 +150,7 @@ class Twins:
         )
 
 
-def _fits(follower: ManifestFollower, manifest: Manifest) -> bool:
-    if follower.error is not None or follower.manifest is None:
-        return False
-    return are_twins(manifest, follower.manifest)
+def _read_by(follower: ManifestFollower) -> Manifest | None:
+    """What was read, if it can ever be a twin's."""
+    manifest = follower.manifest if follower.error is None else None
+    return manifest if manifest is not None and manifest.deterministic else None

@@ -8,12 +8,15 @@ import pytest
 
 import kvcs
 from kvcs.fallback import HttpServer, HttpSource
-from kvcs.kv import parse_manifest
-from kvcs.subscriber.twins import are_twins
-from tests.builders import BRIEF, QUICK, Toy, put, same, toy_prefix, toy_publication
+from kvcs.kv import Manifest, ManifestWriter, parse_manifest
+from kvcs.kv.tracks import DataTrack, PublicationNamespace
+from kvcs.quic.endpoint import Server
+from kvcs.subscriber.authenticity import Authenticity
+from kvcs.subscriber.twins import Twins, are_twins
+from tests.builders import BRIEF, QUICK, Toy, put, same, toy_descriptor, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save
-from tests.loopback.kv_fixtures import joined, serving
+from tests.loopback.kv_fixtures import SESSION, joined, serving
 from tests.loopback.raw_publication import V0, RawPublication
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -99,3 +102,35 @@ def test_segments_have_to_be_the_same() -> None:
     assert not are_twins(first, second)
     assert not are_twins(second, first)
     assert not are_twins(first, parse_manifest(said(one, False)))
+
+
+async def test_a_twin_that_goes_on_otherwise_is_none_any_more(tmp_path: Path) -> None:
+    # The same first segment, a system prompt say, may be continued by another conversation.
+    toy, publisher = toy_publication(), kvcs.Publisher(Server(SESSION))
+    async with publisher.publish(
+        toy_prefix(), deterministic=True, first_segment_blocks=2
+    ) as publication:
+        for part in (slice(0, 8), slice(8, 12)):
+            segment = await publication.segment()
+            for layer in range(4):
+                await segment.put(layer, toy.k[layer, part], toy.v[layer, part])
+        await publication.save(tmp_path)
+    ours = kvcs.Prefix(toy_prefix().scope, toy_descriptor(), [*range(8), 50, 51, 52, 53])
+    twins = Twins(ours, QUICK, Authenticity())
+    named = PublicationNamespace.parse(ours.namespace(bytes(16), 2))
+
+    def manifest(prefix: kvcs.Prefix, *segments: int) -> Manifest:
+        writer = ManifestWriter(prefix.compat, layers=4, block_tokens=4, deterministic=True)
+        for number, blocks in enumerate(segments):
+            keys = prefix.block_keys_digest(writer.blocks, blocks)
+            names = [DataTrack.parse(f"{part}.raw.s{number}") for part in "kv"]
+            writer.add_segment(blocks, keys, names)
+        return parse_manifest(writer.to_json_bytes())
+
+    async with (
+        HttpServer(tmp_path, port=0, authority=None) as http,
+        HttpSource(http.url) as source,
+    ):
+        assert len(await twins.at(source, named, manifest(ours, 2))) == 1
+        assert await twins.at(source, named, manifest(ours, 2, 1)) == []
+        assert len(await twins.at(source, named, manifest(toy_prefix(), 2, 1))) == 1

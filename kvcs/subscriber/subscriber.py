@@ -266,6 +266,7 @@ class Subscriber:
                     (prefix.blocks, *tried),
                     None if publication is None else namespace_of(publication),
                     min(self.settings.recovery(tokens), wait_until - opened_at),
+                    deadline_at,
                 )
             if blocks is None and follower.coverage is not None:
                 ledger.blocks = follower.coverage.blocks

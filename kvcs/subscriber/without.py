@@ -85,6 +85,7 @@ class Elsewhere:
         blocks: tuple[int, ...],
         named: PublicationNamespace | None,
         patience: float,
+        deadline: float,
     ) -> ManifestFollower:
         """What sessions give; or what the source has, where they give nothing in time.
 
@@ -94,12 +95,13 @@ class Elsewhere:
             blocks: lengths of the prefixes to look for, the whole one first.
             named: the one publication that is wanted; None for the best.
             patience: seconds that sessions have before the source is asked, too.
+            deadline: when the source is waited for no longer, in the loop's clock.
 
         Raises:
             KvcsError: what the search on sessions raised, or `PublicationNotFound`.
         """
         if over_sessions is None:
-            return await self._find(prefix, blocks, named)
+            return await self._find(prefix, blocks, named, deadline)
         searching = asyncio.get_running_loop().create_task(over_sessions)
         try:
             await asyncio.wait((searching,), timeout=patience)
@@ -109,7 +111,7 @@ class Elsewhere:
             ):
                 return searching.result()
             try:
-                found = await self._find(prefix, blocks, named)
+                found = await self._find(prefix, blocks, named, deadline)
             except KvcsError as exc:
                 _log.info("not_found_elsewhere", why=str(exc))
                 return await searching
@@ -124,7 +126,11 @@ class Elsewhere:
                     searching.result().stop()
 
     async def _find(
-        self, prefix: Prefix, blocks: tuple[int, ...], named: PublicationNamespace | None
+        self,
+        prefix: Prefix,
+        blocks: tuple[int, ...],
+        named: PublicationNamespace | None,
+        deadline: float,
     ) -> ManifestFollower:
         """The best publication there: a complete one, then the one with most blocks.
 
@@ -136,7 +142,7 @@ class Elsewhere:
             "no publication of the prefix is known where the fallback leads", absent=True
         )
         try:
-            async with self._source as source:
+            async with asyncio.timeout_at(deadline), self._source as source:
                 for length in blocks:
                     anchor = prefix.namespace_prefix(length)[-1]
                     where = (prefix.scope_id, prefix.compat_id, anchor)
@@ -149,8 +155,9 @@ class Elsewhere:
                             best = follower
                     if best is not None or named is not None:
                         break
-        except SourceFailed as exc:
-            error = PublicationNotFound(f"unknown whether the prefix is published: {exc}")
+        except (SourceFailed, TimeoutError) as exc:
+            why = str(exc) or "the fallback has not answered in time"
+            error = PublicationNotFound(f"unknown whether the prefix is published: {why}")
             error.__cause__ = exc
         if best is None:
             raise error

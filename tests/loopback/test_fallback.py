@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -101,6 +102,30 @@ async def test_nothing_there_is_absent_and_no_server_is_unknown(tmp_path: Path) 
         async with subscriber.open(toy_prefix()):
             pass
     assert not caught.value.absent
+
+
+class Silent:
+    """A source that never answers."""
+
+    async def __aenter__(self) -> Silent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.left = True
+
+    async def publications(self, *_: object) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_a_source_that_never_answers_is_waited_for_until_the_deadline() -> None:
+    source = Silent()
+    subscriber = kvcs.Subscriber(fallback=source, settings=QUICK)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        with pytest.raises(PublicationNotFound, match="has not answered in time") as caught:
+            async with subscriber.open(toy_prefix(), deadline=0.2):
+                raise AssertionError("it was opened")
+    assert not caught.value.absent
+    assert source.left
 
 
 def test_a_subscriber_needs_a_place_to_look() -> None:

@@ -356,11 +356,12 @@ class Recovery:
         """What was lost and is still missing, in runs of one layer, earlier layers first."""
         ledger = self._patient.ledger
         size = ledger.descriptor.block_tokens
+        lost = {(track.segment, track.component.value): at for track, at in self._lost.items()}
         found: list[MissingBlocks] = []
         for run in ledger.missing():
-            for track, places in self._lost.items():
-                if self._is_of(run, track):
-                    found += clipped(run, places, size)
+            places = lost.get((run.segment, run.component))
+            if places is not None:
+                found += clipped(run, places, size)
         return sorted(found, key=lambda run: (run.layer, run.segment, run.first_block))
 
     def _note_retry(self, error: RequestError) -> None:
@@ -424,16 +425,10 @@ class Recovery:
         """Missing Objects of a track within a span, in runs of one layer, ascending."""
         ledger = self._patient.ledger
         layers = range(span.first.group, min(span.last.group + 1, ledger.layers.stop))
-        for run in ledger.missing(layers):
-            if self._is_of(run, track):
-                first = max(Location(run.layer, run.first_block), span.first)
-                last = min(Location(run.layer, run.last_block), span.last)
-                if first <= last:
-                    yield first, last
-
-    @staticmethod
-    def _is_of(run: MissingBlocks, track: DataTrack) -> bool:
-        return (run.segment, run.component) == (track.segment, track.component.value)
+        for first, last in ledger.lacking(track, layers):
+            first, last = max(first, span.first), min(last, span.last)
+            if first <= last:
+                yield first, last
 
     def _adjoin(self, track: DataTrack, last: Location, first: Location) -> bool:
         """Whether nothing but status Objects lies between two Locations."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -334,6 +335,20 @@ class Holdings:
                 break
         return leading
 
+    def lacking(self, track: DataTrack, layers: range) -> Iterator[tuple[Location, Location]]:
+        """What is not verified yet of one selected track, in runs of one layer, ascending.
+
+        Args:
+            track: one of `tracks`.
+            layers: look at these layers only, as far as they are selected; ascending by 1.
+
+        Yields:
+            First and last Location of a run, both inclusive.
+        """
+        for layer in self._selected(layers):
+            for start, end in self._runs_of(track, layer):
+                yield Location(layer, start), Location(layer, end - 1)
+
     def missing(self, layers: range | None = None) -> tuple[MissingBlocks, ...]:
         """What is not verified yet, in runs of blocks, by segment, layer and component.
 
@@ -342,20 +357,12 @@ class Holdings:
         Args:
             layers: look at these layers only, as far as they are selected; ascending by 1.
         """
-        if layers is None:
-            layers = self.layers
-        else:
-            first, last = max(layers.start, self.layers.start), min(layers.stop, self.layers.stop)
-            layers = range(first, max(first, last))
+        layers = self.layers if layers is None else self._selected(layers)
         found: list[MissingBlocks] = []
         for number, part in enumerate(self._parts):
             for layer in layers:
                 for track in part.tracks:
-                    row = self._rows.get((track, layer))
-                    runs = [(0, part.wanted)]
-                    if row is not None:
-                        runs = [match.span() for match in _LACKING.finditer(row.states)]
-                    for start, end in runs:
+                    for start, end in self._runs_of(track, layer):
                         found.append(
                             self._run(number, track.component, layer, part.first_block, start, end)
                         )
@@ -369,6 +376,17 @@ class Holdings:
                     number, first = len(self._parts), self.covered
                     found.append(self._run(number, component, layer, first, 0, beyond))
         return tuple(found)
+
+    def _selected(self, layers: range) -> range:
+        first, last = max(layers.start, self.layers.start), min(layers.stop, self.layers.stop)
+        return range(first, max(first, last))
+
+    def _runs_of(self, track: DataTrack, layer: int) -> list[tuple[int, int]]:
+        """Runs of blocks of one track and layer that are not verified, without their ends."""
+        row = self._rows.get((track, layer))
+        if row is None:
+            return [(0, self._lane(track).part.wanted)]
+        return [match.span() for match in _LACKING.finditer(row.states)]
 
     def _run(
         self, segment: int, component: Component, layer: int, first_block: int, start: int, end: int

@@ -183,12 +183,15 @@ class LastMeans:
 
     def _by_layer(self, missing: Sequence[MissingBlocks]) -> dict[tuple[int, DataTrack], list[int]]:
         """Blocks within the segment, by layer and track."""
+        tracks = {
+            (each.segment, each.component.value): each for each in self._patient.ledger.tracks
+        }
         found: dict[tuple[int, DataTrack], list[int]] = {}
         for run in missing:
-            for track in self._patient.ledger.tracks:
-                if (track.segment, track.component.value) == (run.segment, run.component):
-                    blocks = found.setdefault((run.layer, track), [])
-                    blocks += range(run.first_block, run.last_block + 1)
+            track = tracks.get((run.segment, run.component))
+            if track is not None:  # else it is of a segment that was not added yet
+                blocks = found.setdefault((run.layer, track), [])
+                blocks += range(run.first_block, run.last_block + 1)
         return found
 
     async def _fetch(

@@ -140,6 +140,12 @@ class Delivery:
             for track, location in self.keys
             if (track, location) not in verified
         }
+        assert lacking == {
+            (track.segment, track.component, first.group, block)
+            for track in self.ledger.tracks
+            for first, last in self.ledger.lacking(track, self.ledger.layers)
+            for block in range(first.object, last.object + 1)
+        }
         for layer in range(2):
             owed = {key for key in self.keys if key[1].group == layer}
             assert self.ledger.is_ready(layer) == (owed <= verified)

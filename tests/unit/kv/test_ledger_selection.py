@@ -39,6 +39,13 @@ def test_missing_names_runs_of_blocks_and_their_tokens() -> None:
         MissingBlocks(0, "k", 1, 2, 3, 8, 15),
         MissingBlocks(1, "v", 0, 1, 1, 24, 27),
     )
+    assert list(ledger.lacking(K0, range(9))) == [
+        (Location(1, 0), Location(1, 0)),
+        (Location(1, 2), Location(1, 3)),
+    ]
+    assert list(ledger.lacking(K0, range(1))) == []
+    with pytest.raises(UsageError, match="not selected"):
+        list(Ledger(toy.descriptor, blocks=7).lacking(K0, range(1)))
     assert ledger.usable_tokens(0) == 24
     assert ledger.usable_tokens(1) == 0
     assert ledger.usable_tokens() == 0

@@ -57,6 +57,7 @@ class Candidates(Generic[F]):
         retry_after: seconds until a failed one is tried again.
         wanted: blocks of the prefix that would be all.
         least: fewest blocks that are of use.
+        suits: whether one that can be taken has what its consumer can read.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Candidates(Generic[F]):
         retry_after: float,
         wanted: int,
         least: int,
+        suits: Callable[[F], bool] = lambda _: True,
     ) -> None:
         self._follow = follow
         self._limit = limit
         self._retry_after = retry_after
         self._wanted = wanted
         self._least = least
+        self._suits = suits
         self._serial = 0
         self._order: dict[Place, int] = {}
         """Everything that is announced, or named by an index."""
@@ -183,8 +186,8 @@ class Candidates(Generic[F]):
         return max(short, default=0)
 
     def best(self, places: list[Place]) -> F:
-        """The one to take: a complete one, then the one with most blocks, then the last that was
-        announced, then the lowest Publication ID."""
+        """The one to take: one that suits, then a complete one, then the one with most blocks, then
+        the last that was announced, then the lowest Publication ID."""
         return self._followers[min(places, key=self._rank)]
 
     def others_than(self, chosen: F | None) -> None:
@@ -193,11 +196,12 @@ class Candidates(Generic[F]):
             if follower is not chosen:
                 follower.stop()
 
-    def _rank(self, place: Place) -> tuple[bool, int, int, bytes]:
+    def _rank(self, place: Place) -> tuple[bool, bool, int, int, bytes]:
         follower = self._followers[place]
         manifest = follower.manifest
         complete = manifest is not None and manifest.complete
-        return (not complete, -follower.blocks, -self._order[place], place[1][-1])
+        unsuited = not self._suits(follower)
+        return (unsuited, not complete, -follower.blocks, -self._order[place], place[1][-1])
 
     def _fail(self, place: Place, error: KvcsError, now: float) -> None:
         del self._followers[place]

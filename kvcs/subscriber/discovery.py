@@ -17,6 +17,7 @@ from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.candidates import Candidates, Place
 from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.requests import DEFAULT_CHOICE, Choice, are_readable
 from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
@@ -66,6 +67,9 @@ class Search:
     least: int = 1
     """Fewest blocks that are of use."""
 
+    choice: Choice = DEFAULT_CHOICE
+    """Encodings that are taken; a publication that has none of them comes last."""
+
 
 def halved(blocks: int, count: int, least: int = 1) -> tuple[int, ...]:
     """The lengths of shorter prefixes to try where nobody says better: half, a quarter, ...
@@ -113,7 +117,12 @@ class Discovery:
         self._authenticity = authenticity
         self._changed = asyncio.Event()
         self._candidates: Candidates[ManifestFollower] = Candidates(
-            self._follow, settings.max_candidates, settings.quiet, self._prefix.blocks, search.least
+            self._follow,
+            settings.max_candidates,
+            settings.quiet,
+            self._prefix.blocks,
+            search.least,
+            self._suits,
         )
         self._watches: list[tuple[Connection, NamespaceWatch]] = []
         """Those of the whole prefix first."""
@@ -129,8 +138,8 @@ class Discovery:
     async def choose(self, until: float, deadline: float) -> ManifestFollower:
         """Wait for a publication that can be used, and take the best one.
 
-        The best is a complete one, then the one with most blocks, then the last announced, then
-        the lowest Publication ID.
+        The best is one whose encoding may be taken, then a complete one, then the one with most
+        blocks, then the last announced, then the lowest Publication ID.
 
         Args:
             until: when to give up if nothing is announced, in the loop's clock; not before
@@ -249,6 +258,12 @@ class Discovery:
         )
 
     # Deciding
+
+    def _suits(self, follower: ManifestFollower) -> bool:
+        manifest = follower.manifest
+        if manifest is None:
+            return False
+        return are_readable(follower.covering(manifest), self._search.choice)
 
     def _heard_at(self, now: float) -> float:
         """When all that was asked for so far has been listened to; a peer that is silent for long

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kvcs.errors import KvcsError, PublicationError, Redirected
@@ -66,6 +66,16 @@ def choose_tracks(entry: SegmentEntry, choice: Choice = DEFAULT_CHOICE) -> list[
     raise PublicationError(
         f"segment {entry.segment} has no {wanted} that can be read here: {shown}"
     )
+
+
+def are_readable(entries: Iterable[SegmentEntry], choice: Choice) -> bool:
+    """Whether each segment has an encoding that may be taken."""
+    try:
+        for entry in entries:
+            choose_tracks(entry, choice)
+    except PublicationError:
+        return False
+    return True
 
 
 def may_follow(redirect: Redirected, connection: Connection, name: FullTrackName) -> bool:

@@ -252,7 +252,9 @@ class Subscriber:
 
         async def find() -> ManifestFollower:
             if publication is None:
-                search = Search(prefix=prefix, anchors=tried, index=self._index, least=least)
+                search = Search(
+                    prefix=prefix, anchors=tried, index=self._index, least=least, choice=choice
+                )
                 return await self._finder.discover(search, wait_until, deadline_at)
             return await self._finder.named(prefix, publication, deadline_at)
 
@@ -267,6 +269,7 @@ class Subscriber:
                     None if publication is None else namespace_of(publication),
                     min(self.settings.recovery(tokens), wait_until - opened_at),
                     deadline_at,
+                    choice,
                 )
             if blocks is None and follower.coverage is not None:
                 ledger.blocks = follower.coverage.blocks

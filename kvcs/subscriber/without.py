@@ -24,6 +24,7 @@ from kvcs.quic.connection import Connection
 from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.last_means import read_stored
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.requests import Choice, are_readable
 from kvcs.subscriber.settings import SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
@@ -86,6 +87,7 @@ class Elsewhere:
         named: PublicationNamespace | None,
         patience: float,
         deadline: float,
+        choice: Choice,
     ) -> ManifestFollower:
         """What sessions give; or what the source has, where they give nothing in time.
 
@@ -96,12 +98,13 @@ class Elsewhere:
             named: the one publication that is wanted; None for the best.
             patience: seconds that sessions have before the source is asked, too.
             deadline: when the source is waited for no longer, in the loop's clock.
+            choice: encodings that are taken.
 
         Raises:
             KvcsError: what the search on sessions raised, or `PublicationNotFound`.
         """
         if over_sessions is None:
-            return await self._find(prefix, blocks, named, deadline)
+            return await self._find(prefix, blocks, named, deadline, choice)
         searching = asyncio.get_running_loop().create_task(over_sessions)
         try:
             await asyncio.wait((searching,), timeout=patience)
@@ -111,7 +114,7 @@ class Elsewhere:
             ):
                 return searching.result()
             try:
-                found = await self._find(prefix, blocks, named, deadline)
+                found = await self._find(prefix, blocks, named, deadline, choice)
             except KvcsError as exc:
                 _log.info("not_found_elsewhere", why=str(exc))
                 return await searching
@@ -131,8 +134,10 @@ class Elsewhere:
         blocks: tuple[int, ...],
         named: PublicationNamespace | None,
         deadline: float,
+        choice: Choice,
     ) -> ManifestFollower:
-        """The best publication there: a complete one, then the one with most blocks.
+        """The best publication there: one whose encoding may be taken, then a complete one, then
+        the one with most blocks.
 
         Raises:
             KvcsError: there is none that can be used.
@@ -151,7 +156,9 @@ class Elsewhere:
                         follower = await self._read(source, prefix, namespace)
                         if follower.error is not None:
                             error = follower.error
-                        elif follower.ready and (best is None or _rank(follower) > _rank(best)):
+                        elif follower.ready and (
+                            best is None or _rank(follower, choice) > _rank(best, choice)
+                        ):
                             best = follower
                     if best is not None or named is not None:
                         break
@@ -183,6 +190,8 @@ class Elsewhere:
         return follower
 
 
-def _rank(follower: ManifestFollower) -> tuple[bool, int]:
+def _rank(follower: ManifestFollower, choice: Choice) -> tuple[bool, bool, int]:
     manifest = follower.manifest
-    return manifest is not None and manifest.complete, follower.blocks
+    assert manifest is not None  # it is ready
+    readable = are_readable(follower.covering(manifest), choice)
+    return readable, manifest.complete, follower.blocks

@@ -146,6 +146,24 @@ def test_only_a_lossy_one_is_refused_unless_the_caller_said_so() -> None:
     play(scenario)
 
 
+def test_a_lossless_publication_is_taken_before_a_newer_lossy_one() -> None:
+    async def scenario(field: Field) -> None:
+        async with (
+            field.published(PREFIX, TOY, host="first") as exact,
+            field.published(PREFIX, TOY, host="second", encodings=("kv.coarse8",)) as lossy,
+            field.session("consumer") as session,
+        ):
+            subscriber = kvcs.Subscriber(session, settings=SETTINGS)
+            async with subscriber.open(PREFIX) as cache:
+                assert cache.namespace == exact.namespace
+                assert all([same(layer, TOY) async for layer in cache])
+            async with subscriber.open(PREFIX, lossy=True) as cache:
+                assert cache.namespace == lossy.namespace
+                assert all([coarse(layer) async for layer in cache])
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("encodings", "why"),
     [

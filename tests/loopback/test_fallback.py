@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import kvcs
 from kvcs.errors import CacheIncomplete, PublicationAborted, PublicationNotFound, UsageError
 from kvcs.fallback import HttpServer, HttpSource
+from kvcs.kv import RAW, BlockLayout, codecs, register
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
 from kvcs.quic.connection import Connection
@@ -89,6 +90,37 @@ async def test_a_named_publication_and_a_shorter_one(tmp_path: Path) -> None:
         async with subscriber.open(longer, anchors=[3]) as cache:
             await all_of(cache, it.toy)
             assert cache.blocks == 3
+
+
+class Rough:
+    """Says that it loses bits."""
+
+    name, number, lossless, in_place, error_bound = "rough", 0xFF21, False, False, 0.1
+
+    def data_octets(self, layout: BlockLayout) -> int | None:
+        return layout.octets
+
+    def encode(self, sections: Sequence[Any], layout: BlockLayout) -> Any:
+        return RAW.encode(sections, layout)
+
+    def decode(self, data: memoryview, layout: BlockLayout) -> Any:
+        return RAW.decode(data, layout)
+
+
+async def test_the_publication_is_taken_whose_encoding_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in ("_BY_NAME", "_BY_NUMBER"):
+        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
+    register(Rough())
+    async with shelf(tmp_path) as it:
+        rough = await save(tmp_path, it.toy, encodings=("rough",))
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=PATIENT)
+        async with subscriber.open(it.prefix) as cache:
+            assert PublicationNamespace.parse(cache.namespace) == it.namespace
+        async with subscriber.open(it.prefix, codecs=("rough",), lossy=True) as cache:
+            assert PublicationNamespace.parse(cache.namespace) == rough
+            await all_of(cache, it.toy)
 
 
 async def test_nothing_there_is_absent_and_no_server_is_unknown(tmp_path: Path) -> None:

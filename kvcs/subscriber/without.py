@@ -118,7 +118,7 @@ class Elsewhere:
             except KvcsError as exc:
                 _log.info("not_found_elsewhere", why=str(exc))
                 return await searching
-            if searching.done() and error is None:
+            if searching.done() and searching.exception() is None:
                 return searching.result()  # a session has found one meanwhile
             return found
         finally:

@@ -242,6 +242,51 @@ async def test_a_session_that_knows_of_nothing_gives_way(tmp_path: Path, files: 
             assert cache.report.fetched_over_http == 24
 
 
+class Late:
+    """A source that has what another one has, once a test lets it answer."""
+
+    def __init__(self, inner: HttpSource) -> None:
+        self.inner = inner
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __aenter__(self) -> Late:
+        await self.inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.inner.__aexit__(*error)
+
+    async def publications(self, *where: bytes) -> Any:
+        self.asked.set()
+        await self.go_on.wait()
+        return await self.inner.publications(*where)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_session_that_dies_while_the_source_is_asked_does_not_count(
+    tmp_path: Path, files: PemFiles
+) -> None:
+    async with shelf(tmp_path) as it, serving(files) as server, joined(server, files) as client:
+        source = Late(HttpSource(it.server.url))
+        subscriber = kvcs.Subscriber(
+            client,
+            fallback=source,  # type: ignore[arg-type]
+            settings=replace(PATIENT, least_recovery=0.1),
+        )
+
+        async def end_the_session() -> None:
+            await source.asked.wait()
+            await client.close()
+            source.go_on.set()
+
+        ending = asyncio.create_task(end_the_session())
+        async with subscriber.open(it.prefix) as cache:
+            await all_of(cache, it.toy)
+        await ending
+
+
 async def test_sessions_come_first(tmp_path: Path, files: PemFiles) -> None:
     toy = toy_publication()
     async with (

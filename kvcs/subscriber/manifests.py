@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kvcs.errors import (
     KvcsError,
@@ -33,7 +32,7 @@ from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import FullTrackName, TrackNamespace
-from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.store import DEFAULT_PRIORITY
 from kvcs.quic.chance import new_chance
@@ -45,6 +44,7 @@ from kvcs.subscriber.lost_versions import LostVersions
 from kvcs.subscriber.protection import default_priority
 from kvcs.subscriber.requests import follow
 from kvcs.subscriber.settings import SubscriberSettings
+from kvcs.subscriber.versions import Arriving, Parsed
 
 THREAD_OCTETS = 1 << 20
 """Manifests of more octets than this are parsed in a thread, off the event loop."""
@@ -57,20 +57,6 @@ RENDEZVOUS_SECONDS = 5.0
 
 MAX_VERSIONS_ARRIVING = 4
 """Versions that arrive side by side; the oldest is dropped for a newer one."""
-
-
-class _Arriving:
-    """One version on its way in; its length was only announced, so it grows with what comes."""
-
-    __slots__ = ("group_id", "header", "octets")
-
-    def __init__(self, header: ObjectHeader) -> None:
-        self.group_id = header.group_id
-        self.header = header
-        self.octets = bytearray()
-
-    def write(self, data: memoryview) -> None:
-        self.octets += data
 
 
 class ManifestFollower:
@@ -140,8 +126,10 @@ class ManifestFollower:
         """Called after a new version, the end, or a failure."""
         self._newest = -1
         self._default_priority = DEFAULT_PRIORITY
-        self._arriving: dict[int, _Arriving] = {}
-        self._parsing: set[asyncio.Task[None]] = set()
+        self._arriving: dict[int, Arriving] = {}
+        self._parsing: asyncio.Task[None] | None = None
+        self._unread: Arriving | None = None
+        """The newest version that waits until the one before it was read in its thread."""
         self._request_id: int | None = None
         self._name: bytes | None = None
         """The track, once it is known which of the two the publication has."""
@@ -198,8 +186,8 @@ class ManifestFollower:
         """Cancel the subscription and whatever is under way."""
         if self._starting is not None:
             self._starting.cancel()
-        for task in self._parsing:
-            task.cancel()
+        if self._parsing is not None:
+            self._parsing.cancel()
         self._cancel()
 
     @property
@@ -219,7 +207,8 @@ class ManifestFollower:
 
     async def parsed(self) -> None:
         """Wait until every version that has arrived was read."""
-        await asyncio.gather(*self._parsing, return_exceptions=True)
+        if self._parsing is not None:
+            await asyncio.wait((self._parsing,))
 
     def take(self, event: events.Event) -> None:
         """One event of a request of the manifest track."""
@@ -379,7 +368,7 @@ class ManifestFollower:
         while len(self._arriving) >= MAX_VERSIONS_ARRIVING:
             oldest = min(self._arriving, key=lambda stream: self._arriving[stream].group_id)
             del self._arriving[oldest]
-        self._arriving[event.stream_id] = _Arriving(header)
+        self._arriving[event.stream_id] = Arriving(header)
 
     @property
     def _limit(self) -> int:
@@ -387,7 +376,7 @@ class ManifestFollower:
         octets = self._settings.manifest_limits.octets
         return max_signed_octets(octets) if self._is_signed else octets
 
-    def _arrived(self, arriving: _Arriving) -> None:
+    def _arrived(self, arriving: Arriving) -> None:
         if len(arriving.octets) <= THREAD_OCTETS:
             try:
                 self._apply(self._parse(arriving))
@@ -396,26 +385,33 @@ class ManifestFollower:
             except KvcsError as exc:
                 self._fail(exc)
             return
-        task = asyncio.get_running_loop().create_task(self._parse_in_thread(arriving))
-        self._parsing.add(task)
-        task.add_done_callback(self._parsing.discard)
+        if self._unread is None or arriving.group_id > self._unread.group_id:
+            self._unread = arriving
+        if self._parsing is None:
+            self._parsing = asyncio.get_running_loop().create_task(self._parse_in_thread())
 
-    async def _parse_in_thread(self, arriving: _Arriving) -> None:
+    async def _parse_in_thread(self) -> None:
+        """Read what waits, one at a time: a peer may send versions faster than they are read."""
         try:
-            self._apply(await asyncio.to_thread(self._parse, arriving))
-        except ObjectError as exc:
-            self._dropped(arriving, exc)
-        except KvcsError as exc:
-            self._fail(exc)
+            while (arriving := self._unread) is not None and self.error is None:
+                self._unread = None
+                try:
+                    self._apply(await asyncio.to_thread(self._parse, arriving))
+                except ObjectError as exc:
+                    self._dropped(arriving, exc)
+                except KvcsError as exc:
+                    self._fail(exc)
+        finally:
+            self._parsing = None
 
-    def _dropped(self, arriving: _Arriving, error: ObjectError) -> None:
+    def _dropped(self, arriving: Arriving, error: ObjectError) -> None:
         """A version did not open; it is as if it had not come, unless our keys do not fit."""
         protection = self._authenticity.protection
         fatal = protection.dropped(arriving.header, error, first=self.versions == 0)
         if fatal is not None:
             self._fail(fatal)
 
-    def _parse(self, arriving: _Arriving) -> _Parsed:
+    def _parse(self, arriving: Arriving) -> Parsed:
         """Open a version, verify it, read it and hold it to the prefix."""
         signed, payload = None, memoryview(arriving.octets)
         payload = self._authenticity.protection.open_manifest(
@@ -428,7 +424,7 @@ class ManifestFollower:
         if signed is not None and signed.key is not None:
             check_lists(manifest)
         blocks, final = self._covered(manifest)
-        return _Parsed(arriving.group_id, manifest, blocks, signed, final)
+        return Parsed(arriving.group_id, manifest, blocks, signed, final)
 
     def _open_signed(self, octets: memoryview, version: int) -> SignedVersion:
         judge = self._judge
@@ -467,7 +463,7 @@ class ManifestFollower:
             )
         return self.coverage.covered(entries), self.coverage.is_final(manifest, entries)
 
-    def _apply(self, parsed: _Parsed) -> None:
+    def _apply(self, parsed: Parsed) -> None:
         if parsed.group_id <= self._newest or self.error is not None:
             return  # a newer version was quicker
         if parsed.signed is not None and parsed.signed.key is not None and self._judge is not None:
@@ -481,16 +477,6 @@ class ManifestFollower:
         if self.on_manifest is not None:
             self.on_manifest(parsed.manifest)
         self.notify()
-
-
-class _Parsed(NamedTuple):
-    """A version that was read."""
-
-    group_id: int
-    manifest: Manifest
-    blocks: int
-    signed: SignedVersion | None
-    is_final: bool
 
 
 def _drop(event: events.Event) -> None:

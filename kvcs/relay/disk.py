@@ -53,7 +53,7 @@ PAUSE_SECONDS = 30.0
 """How long nothing is written after the disk has failed."""
 
 FILE_OCTETS = 4096
-"""What a file counts beside its payload."""
+"""What a file counts at least beside its payload."""
 
 
 @dataclass(slots=True)
@@ -91,6 +91,8 @@ class Disk:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._key = b""
         self._slots: OrderedDict[tuple[FullTrackName, int], _Slot] = OrderedDict()
+        self._writing: dict[tuple[FullTrackName, int], _Slot] = {}
+        """Files that are being written, or wait for it; `forget` takes them out."""
         self._tracks: dict[FullTrackName, tuple[dict[int, int], ShelvedTrack]] = {}
         self._used = self._waiting = self._reads = self._serial = 0
         self._paused_until = 0.0
@@ -130,12 +132,14 @@ class Disk:
     def put(self, group: ShelvedGroup) -> None:
         """Write a Group in the thread, unless too much waits or the disk has failed."""
         stats, loop = self._stats, self._loop
-        octets = group.octets + FILE_OCTETS
+        key, octets = (group.name, group.group_id), group.octets + FILE_OCTETS
         if (
             loop is None
+            or octets > self._limit  # all that is there would go, and it would still not fit
             or (self._waiting + octets > MAX_WAITING_OCTETS and not self._is_draining)
             or self._now() < self._paused_until
-            or (group.name, group.group_id) in self._slots
+            or key in self._slots
+            or key in self._writing
         ):
             stats.disk_skipped += 1
             return
@@ -146,16 +150,22 @@ class Disk:
         expires = self._expires(group, self._now())
         self._serial += 1
         name = f"{int(self._clock() * 1e6):020d}-{self._serial:08d}{SUFFIX}"
-        slot = _Slot(self._folder / name, octets, expires)
+        slot = self._writing[key] = _Slot(self._folder / name, octets, expires)
         head = self._head(group, self._now())
         self._waiting += octets
 
         def written(failure: OSError | None) -> None:
             self._waiting -= octets
+            wanted = self._writing.get(key) is slot
+            if wanted:
+                del self._writing[key]
             if failure is None:
                 stats.disk_written += 1
-                self._add(group, slot)
-                self._gauge()
+                if wanted:
+                    self._add(group, slot)
+                    self._make_room(0)  # its head may be longer than was reckoned with
+                else:
+                    self._unlink(slot.path)  # its Track was forgotten meanwhile
                 return
             stats.disk_errors += 1
             self._paused_until = self._now() + PAUSE_SECONDS
@@ -163,7 +173,7 @@ class Disk:
 
         def write() -> None:
             try:
-                self._write(slot.path, head, group)
+                slot.octets = max(octets, self._write(slot.path, head, group))
             except OSError as exc:
                 _tell(loop, written, exc)
             else:
@@ -227,6 +237,8 @@ class Disk:
         held = self._tracks.get(name)
         for group_id in list(held[0]) if held is not None else ():
             self._remove(name, group_id)
+        for key in [key for key in self._writing if key[0] == name]:
+            del self._writing[key]
 
     # The index, in the loop's thread
 
@@ -249,8 +261,11 @@ class Disk:
         if not ids:
             del self._tracks[name]
         self._gauge()
+        self._unlink(slot.path)
+
+    def _unlink(self, path: Path) -> None:
         try:
-            self._thread.submit(slot.path.unlink, missing_ok=True)
+            self._thread.submit(path.unlink, missing_ok=True)
         except RuntimeError:
             pass  # it is being closed: the next start finds the file, and checks it
 
@@ -292,7 +307,8 @@ class Disk:
             if expires is not None and now > expires:
                 path.unlink(missing_ok=True)
                 continue
-            found.append((path.name, _Slot(path, group.octets + FILE_OCTETS, expires), group))
+            octets = max(group.octets + FILE_OCTETS, path.stat().st_size)
+            found.append((path.name, _Slot(path, octets, expires), group))
         return found
 
     def _digest(self, *parts: bytes | memoryview) -> bytes:
@@ -329,7 +345,8 @@ class Disk:
             ],
         }
 
-    def _write(self, path: Path, head: dict[str, Any], group: ShelvedGroup) -> None:
+    def _write(self, path: Path, head: dict[str, Any], group: ShelvedGroup) -> int:
+        """Write a file; returns how long it is."""
         parts = [part for each in group.objects for part in each.parts]
         text = json.dumps({**head, "payloads": self._digest(*parts).hex()}).encode()
         if len(text) > MAX_HEAD_OCTETS:
@@ -345,6 +362,7 @@ class Disk:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+        return PREFIX_OCTETS + len(text) + group.octets
 
     def _read_head(self, prefix: bytes, read: Callable[[int], bytes]) -> dict[str, Any]:
         length = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 4], "big")

@@ -13,11 +13,14 @@ import pytest
 from kvcs.errors import FileError
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.names import Location
+from kvcs.moqt.names import FullTrackName, Location
+from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.relay import disk as rooms
 from kvcs.relay.disk import KEY_FILE, SUFFIX, Disk
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.shelf import ShelvedGroup, ShelvedObject, ShelvedTrack
+from kvcs.relay.stats import RelayStats
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, payload, put_group
@@ -225,3 +228,68 @@ async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 async def test_the_key_is_its_owners_alone(tmp_path: Path) -> None:
     async with relay(tmp_path / "cache"):
         assert os.stat(tmp_path / "cache" / KEY_FILE).st_mode & 0o077 == 0
+
+
+NAME = FullTrackName((b"a", b"b"), b"track")
+
+
+def shelved(group_id: int, *, objects: int = 1, octets: int = 1000) -> ShelvedGroup:
+    """A Group as the cache puts it on its shelf."""
+    each = memoryview(bytes(octets))
+    headers = [
+        ObjectHeader(group_id, object_id, 0, 0, ObjectStatus.NORMAL, b"", octets)
+        for object_id in range(objects)
+    ]
+    return ShelvedGroup(
+        NAME,
+        group_id,
+        objects,
+        ShelvedTrack(KeyValues.of({}), Location(group_id, objects - 1), None, False, ()),
+        tuple(ShelvedObject(header, 0.0, (each,)) for header in headers),
+    )
+
+
+@asynccontextmanager
+async def shelf(folder: Path, *, octets: int) -> AsyncIterator[tuple[Disk, RelayStats]]:
+    stats = RelayStats()
+    disk = Disk(folder, octets, stats)
+    await disk.open()
+    try:
+        yield disk, stats
+    finally:
+        await disk.close()
+
+
+async def test_what_is_forgotten_while_it_is_being_written_does_not_come_back(
+    tmp_path: Path,
+) -> None:
+    async with shelf(tmp_path, octets=MIB) as (disk, stats):
+        disk.put(shelved(0))
+        disk.forget(NAME)
+        disk.put(shelved(1))
+        for _ in range(2):  # written, then removed
+            await disk.settled()
+        assert dict(disk.groups(NAME)) == {1: 1}
+        assert stats.disk_groups == len(files(tmp_path)) == 1
+
+
+async def test_a_group_that_never_fits_takes_the_place_of_none(tmp_path: Path) -> None:
+    async with shelf(tmp_path, octets=16 * 1024) as (disk, stats):
+        disk.put(shelved(0))
+        await disk.settled()
+        disk.put(shelved(1, octets=20_000))
+        await disk.settled()
+        assert (stats.disk_groups, stats.disk_skipped) == (1, 1)
+
+
+async def test_long_heads_count_too(tmp_path: Path) -> None:
+    limit = 256 * 1024
+    async with shelf(tmp_path, octets=limit) as (disk, stats):
+        for group_id in range(3):
+            disk.put(shelved(group_id, objects=1000, octets=1))
+            await disk.settled()
+        await disk.settled()
+        assert sum(path.stat().st_size for path in files(tmp_path)) == stats.disk_octets <= limit
+        used = stats.disk_octets
+    async with shelf(tmp_path, octets=limit) as (_, stats):
+        assert stats.disk_octets == used > 0

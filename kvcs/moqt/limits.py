@@ -193,7 +193,7 @@ class Rate:
             self._at = now
         return self._left < 1
 
-    def owe(self, now: float) -> None:
-        """Take one, also where none is left: it is worked off before there are any again."""
+    def owe(self, now: float, count: int = 1) -> None:
+        """Take some, also where none is left: they are worked off before there are any again."""
         self.spent(now)
-        self._left -= 1
+        self._left -= count

@@ -86,9 +86,9 @@ class RequestLoad:
         if not self._rate.take(self._session.now):
             raise self._refusal(Limit.REQUEST_RATE, "too many requests in a short time")
 
-    def matched(self) -> None:
-        """A request of the peer for a prefix made us look at one thing below it."""
-        self._matches.owe(self._session.now)
+    def matched(self, count: int = 1) -> None:
+        """A request of the peer for a prefix made us look at that many things below it."""
+        self._matches.owe(self._session.now, count)
 
     def check_matches(self) -> None:
         """Whether the peer may ask for a prefix now: one request can cost as much as thousands.

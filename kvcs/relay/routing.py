@@ -73,18 +73,22 @@ class Routing:
         """Take a SUBSCRIBE_NAMESPACE, and name what it matches, also at upstreams.
 
         It is accepted when they have said what they have: who asks takes silence for nothing.
-
-        Raises:
-            RequestError: it matches too much.
+        Before that nothing is looked at, since nothing is counted; where it matches too much then,
+        it is refused.
         """
-        self._check_matches(self.namespaces.under(prefix))
         peer.interests[place.request_id] = prefix
 
         def accept(later: float) -> None:
             if place.request_id not in peer.interests or peer.core.closed:
                 return  # it is over
+            try:
+                self._check_matches(self.namespaces.under(prefix))
+            except RequestError as exc:
+                self.cancelled(place, peer, later)
+                peer.core.responder.refuse(place.request_id, exc)
+                return
             self._accept(place, peer)
-            self._name_all(place, peer, peer.interests[place.request_id])
+            self._name_all(place, peer, prefix)
 
         self._upstreams.want(place, Kind.NAMESPACES, prefix)
         self._upstreams.when_heard(place.session, prefix, accept, now)
@@ -97,12 +101,13 @@ class Routing:
         Raises:
             RequestError: it matches too much.
         """
-        self._check_matches(self._published_below(prefix))
+        matches = self._published_below(peer, prefix)
+        self._check_matches(matches)
         peer.track_interests.add(place.request_id)
         self._track_interests.add(place, prefix)
         self._upstreams.want(place, Kind.TRACKS, prefix)
         self._accept(place, peer)
-        self._offer_all(place, prefix, now)
+        self._offer_all(place, matches, now)
 
     def check_move(self, place: Place, peer: Peer, prefix: TrackNamespace) -> None:
         """Whether an interest may have another prefix.
@@ -113,7 +118,7 @@ class Routing:
         if place.request_id in peer.interests:
             self._check_matches(self.namespaces.under(prefix))
         elif place.request_id in peer.track_interests:
-            self._check_matches(self._published_below(prefix))
+            self._check_matches(self._published_below(peer, prefix))
 
     def move(self, place: Place, peer: Peer, prefix: TrackNamespace, now: float) -> None:
         """An interest has another prefix, and that is answered: what it matches is told anew."""
@@ -126,7 +131,7 @@ class Routing:
             self._track_interests.remove(place)
             self._track_interests.add(place, prefix)
             self._upstreams.want(place, Kind.TRACKS, prefix)
-            self._offer_all(place, prefix, now)
+            self._offer_all(place, self._published_below(peer, prefix), now)
 
     def published(self, track: RelayTrack, now: float, *, but_for: set[int]) -> None:
         """A Track was published here: PUBLISH it to every SUBSCRIBE_TRACKS that matches.
@@ -180,8 +185,15 @@ class Routing:
         expires_ms = self._hub.expires_ms(place)
         peer.core.responder.accept(place.request_id, expires_ms=expires_ms)
 
-    def _published_below(self, prefix: TrackNamespace) -> list[RelayTrack]:
-        return [track for track in self._tracks_below(prefix) if track.sources.published]
+    def _published_below(self, peer: Peer, prefix: TrackNamespace) -> list[RelayTrack]:
+        """Tracks that were published here; what else was looked at counts for who asks.
+
+        These count once they are offered.
+        """
+        tracks = self._tracks_below(prefix)
+        found = [track for track in tracks if track.sources.published]
+        peer.core.load.matched(len(tracks) - len(found))
+        return found
 
     def _check_matches(self, matches: Iterable[object]) -> None:
         for count, _ in enumerate(matches, 1):
@@ -192,8 +204,9 @@ class Routing:
         for suffix in self.namespaces.subscribe(place, prefix):
             peer.core.responder.namespace(place.request_id, suffix)
 
-    def _offer_all(self, place: Place, prefix: TrackNamespace, now: float) -> None:
-        for track in self._published_below(prefix):
+    @staticmethod
+    def _offer_all(place: Place, tracks: list[RelayTrack], now: float) -> None:
+        for track in tracks:
             track.offer(place, now)
 
     def _tell(self, notices: list[Notice], *, there: bool) -> None:

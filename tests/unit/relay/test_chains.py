@@ -10,6 +10,7 @@ from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import ParameterType
+from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, put_group
@@ -372,3 +373,18 @@ def test_the_code_of_an_upstream_goes_to_whoever_asked() -> None:
     assert consumer.refused(consumer.subscribe()) == RequestCode.UNAUTHORIZED
     producer.refusal = DoesNotExist("gone")
     assert consumer.refused(consumer.fetch()) == RequestCode.DOES_NOT_EXIST
+
+
+def test_too_many_matches_are_refused_once_upstreams_have_answered() -> None:
+    _, lower = chain(limits=RelayLimits(max_namespace_matches=1))
+    publisher = PublisherPeer(lower, (b"free", b"1"))
+    publisher.announce((b"free", b"2"))
+    consumer = ConsumerPeer(lower)
+    assert consumer.refused(subscribe_namespace(consumer, (b"free",))) == (
+        RequestCode.NAMESPACE_TOO_LARGE
+    )
+    assert named(consumer) == []
+    publisher.withdraw()
+    assert consumer.refused(subscribe_namespace(consumer, (b"free",))) is None
+    publisher.announce((b"free", b"3"))
+    assert named(consumer) == [(b"3",)]

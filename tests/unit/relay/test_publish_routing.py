@@ -241,6 +241,29 @@ def test_too_many_matches_are_refused() -> None:
     assert listener.refused(listener.ask((b"free",))) == RequestCode.NAMESPACE_TOO_LARGE
 
 
+def test_tracks_that_are_looked_at_in_vain_count_for_who_asks() -> None:
+    hub = Hub()
+    publisher, reader = PublisherPeer(hub), ConsumerPeer(hub)
+    for number in range(5):
+        name = full_name(b"%d" % number)
+        publisher.track(name)
+        reader.subscribe(name)
+    limits = SessionSettings(max_matches_per_second=1.0, matches_burst=4)
+    asker = ConsumerPeer(hub, None, limits)
+
+    def ask(prefix: tuple[bytes, ...]) -> int:
+        request_id = asker.end.core.requester.subscribe_tracks(prefix)
+        hub.run()
+        return request_id
+
+    first = ask(SCOPE)
+    assert asker.refused(first) is None
+    asker.cancel(first)
+    assert asker.refused(ask(SCOPE)) == RequestCode.EXCESSIVE_LOAD
+    hub.advance(3)
+    assert asker.refused(ask(SCOPE)) is None
+
+
 def test_a_session_that_goes_away_is_offered_nothing_new() -> None:
     hub, pusher = pair()
     listener = Listener(hub)

@@ -12,7 +12,7 @@ by time only: nothing in a request tells how far it has come.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -36,13 +36,14 @@ MAX_PREFIXES = 4096
 """Prefixes that are asked of one upstream at a time; narrower ones are not asked beyond it."""
 
 TRIES = 8
-"""Times that a prefix is asked of an upstream that refuses it for the moment."""
+"""Times in a row that a prefix is asked of an upstream that refuses or ends it for the moment."""
 
 PAUSE = 0.05
 """Seconds before the second try; doubles."""
 
 SETTLE = 1.0
-"""Seconds after its answer for an upstream to name again what a narrower prefix had named."""
+"""Seconds after its answer for an upstream to name again what a narrower prefix had named; what it
+has not ended by then counts as a new start."""
 
 
 class Kind(Enum):
@@ -99,7 +100,9 @@ class Upstreams:
         self._by_place: dict[Place, _Asked] = {}
         self._namespaces: dict[TrackNamespace, dict[int, int]] = {}
         """What upstreams have named: by session, how many requests of ours it was told for."""
-        self._waiting: list[tuple[int, TrackNamespace, Callback]] = []
+        self._waiting: dict[int, tuple[int, TrackNamespace, Callback]] = {}
+        self._waited = 0
+        """Entries that `_waiting` has had: they are its keys."""
         self._refreshing = False
 
     # Sessions
@@ -149,8 +152,15 @@ class Upstreams:
 
     def wants_tracks(self, key: int, namespace: TrackNamespace) -> bool:
         """Whether a session was asked for Tracks of a namespace by SUBSCRIBE_TRACKS."""
-        asked = self._asked.get((key, Kind.TRACKS), {})
-        return any(is_prefix(prefix, namespace) for prefix in asked)
+        return any(True for _ in self._covering(key, Kind.TRACKS, namespace))
+
+    def _covering(self, key: int, kind: Kind, namespace: TrackNamespace) -> Iterator[_Asked]:
+        """What a session was asked for that a namespace, or a prefix, lies below."""
+        asked = self._asked.get((key, kind), {})
+        for fields in range(len(namespace) + 1):
+            one = asked.get(namespace[:fields])
+            if one is not None:
+                yield one
 
     # What is wanted below a prefix
 
@@ -175,21 +185,20 @@ class Upstreams:
         if not self._ranks:
             callback(now)
             return
-        entry = (key, prefix, callback)
-        self._waiting.append(entry)
+        self._waited += 1
+        number = self._waited
+        self._waiting[number] = (key, prefix, callback)
 
         def expire(later: float) -> None:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if self._waiting.pop(number, None) is not None:
                 callback(later)
 
         self._hub.at(now + self._hub.limits.namespace_wait, expire)
 
     def _tell_waiting(self, now: float) -> None:
-        for entry in list(self._waiting):
-            if entry in self._waiting and self._is_answered(entry[0], entry[1]):
-                self._waiting.remove(entry)
-                entry[2](now)
+        for number, (key, prefix, callback) in list(self._waiting.items()):
+            if self._is_answered(key, prefix) and self._waiting.pop(number, None) is not None:
+                callback(now)
 
     def _is_answered(self, asker: int, prefix: TrackNamespace) -> bool:
         if self._refreshing:
@@ -197,9 +206,7 @@ class Upstreams:
         for key in self._ranks:
             if not self.from_elsewhere(asker, [key]):
                 continue
-            asked = self._asked.get((key, Kind.NAMESPACES), {}).values()
-            covering = [one for one in asked if is_prefix(one.prefix, prefix)]
-            if any(not one.answered for one in covering):
+            if any(not one.answered for one in self._covering(key, Kind.NAMESPACES, prefix)):
                 return False
         return True
 
@@ -236,9 +243,9 @@ class Upstreams:
 
     def _ask_for(self, key: int, session: Session, kind: Kind, now: float) -> None:
         asked = self._asked.setdefault((key, kind), {})
-        widest = self._widest(key, kind)
+        widest = dict.fromkeys(self._widest(key, kind))
         left: dict[TrackNamespace, _Asked] = {
-            prefix: asked.pop(prefix) for prefix in list(asked) if prefix not in set(widest)
+            prefix: asked.pop(prefix) for prefix in list(asked) if prefix not in widest
         }
         fresh = [
             asked.setdefault(prefix, _Asked(key, kind, prefix))
@@ -303,7 +310,7 @@ class Upstreams:
             return False
         if isinstance(event, events.RequestAccepted):
             asked.answered = True
-            self._hub.at(now + SETTLE, lambda later: self._settle(asked, later))
+            self._hub.at(now + SETTLE, lambda later: self._settle(asked, request_id, later))
             # The namespaces that are there follow it directly.
             self._hub.soon(self._tell_waiting)
         elif isinstance(event, events.NamespaceAnnounced):
@@ -337,7 +344,9 @@ class Upstreams:
             )
         self._tell_waiting(now)
 
-    def _settle(self, asked: _Asked, now: float) -> None:
+    def _settle(self, asked: _Asked, request_id: int, now: float) -> None:
+        if asked.request_id == request_id:
+            asked.tries = 0  # it holds: where it ends one day, that is another matter
         for namespace in list(asked.stale):
             self._note(asked, namespace, False, now)
 

@@ -10,7 +10,9 @@ from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import ParameterType
+from kvcs.relay.namespaces import Place
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.upstreams import TRIES
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, put_group
@@ -388,3 +390,25 @@ def test_too_many_matches_are_refused_once_upstreams_have_answered() -> None:
     assert consumer.refused(subscribe_namespace(consumer, (b"free",))) is None
     publisher.announce((b"free", b"3"))
     assert named(consumer) == [(b"3",)]
+
+
+@pytest.mark.parametrize("held", [2.0, 0.0])
+def test_a_prefix_is_asked_again_however_often_an_upstream_has_ended_it(held: float) -> None:
+    """But not one that it ends again and again as soon as it is accepted."""
+    upper, lower = chain()
+    consumer = ConsumerPeer(lower)
+    subscribe_namespace(consumer)
+    (relay,) = upper.core._peers.values()
+    ended = 0
+    for _ in range(600):
+        for request_id in list(relay.interests):
+            ended += 1
+            relay.core.responder.revoke(request_id)
+            upper.core._cancelled(Place(0, request_id), relay, upper.now)
+        lower.advance(held or 0.1)
+        if held and ended > 2 * TRIES:
+            break
+    assert ended == TRIES if not held else ended > 2 * TRIES
+    PublisherPeer(upper)
+    lower.advance(5.0)
+    assert named(consumer) == ([PUBLICATION[2:]] if held else [])

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, Concatenate
 
 import typer
 
@@ -16,7 +16,8 @@ from kvcs.cli.loops import loop_factory
 from kvcs.cli.output import Output
 from kvcs.errors import UsageError
 
-P = ParamSpec("P")
+Body = Callable[Concatenate[Output, ...], Any]
+"""What a command does; its first parameter is the `Output` to print to, the others are Typer's."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 LevelOption = Annotated[
@@ -39,11 +40,11 @@ _SHARED = (
 
 def command(
     app: typer.Typer, name: str, *, context_settings: dict[str, Any] | None = None
-) -> Callable[[Callable[Concatenate[Output, P], Any]], Callable[..., None]]:
+) -> Callable[[Body], Callable[..., None]]:
     """Make a function a command of `app`, with the options that all commands have.
 
-    The function's first parameter is the `Output` to print to; the others are Typer's. It may be
-    ``async``: then SIGINT and SIGTERM cancel it, and its contexts end as they would anyway.
+    It may be ``async``: then SIGINT and SIGTERM cancel it, and its contexts end as they would
+    anyway.
 
     Args:
         app: where the command is registered.
@@ -51,19 +52,19 @@ def command(
         context_settings: Typer's, for a command that takes words of another.
     """
 
-    def register(body: Callable[Concatenate[Output, P], Any]) -> Callable[..., None]:
+    def register(body: Body) -> Callable[..., None]:
         signature = inspect.signature(body, eval_str=True)
         own = list(signature.parameters.values())[1:]
 
         def run(*, as_json: bool, log_level: logs.LogLevel, **arguments: Any) -> None:
             logs.configure(log_level, as_json=as_json)
-            result = body(Output(as_json=as_json), **arguments)  # type: ignore[call-arg]
+            result = body(Output(as_json=as_json), **arguments)
             if inspect.iscoroutine(result):
                 run_async(result)
 
         # Typer reads a command's options from its signature.
         parameters = [*own, *_SHARED]
-        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        run.__dict__["__signature__"] = signature.replace(
             parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters],
             return_annotation=None,
         )

@@ -135,6 +135,8 @@ def register(app: typer.Typer) -> None:
                 "say whom the key speaks for: --scope-key-file FILE, --scope-id HEX, or"
                 " --every-scope"
             )
+        if len(scopes) > 1:
+            raise UsageError(f"a key speaks for one scope or for every one, not for {len(scopes)}")
         now = int(time.time())
         key = SigningKey.generate(
             ALGORITHMS[algorithm],

@@ -112,6 +112,7 @@ def test_a_token_of_somebody_else_is_told(run: Run, tmp_path: Path) -> None:
         (("--signing",), "say whom"),
         (("--signing", "--every-scope", "--scope-id", SCOPE_ID), "say whom"),
         (("--signing", "--scope-id", "short"), "no Scope ID"),
+        (("--signing", "--scope-id", f"{SCOPE_ID},{'cd' * 16}"), "one scope"),
         (("--issuer", "x", "--name", "y", "--every-scope"), "--name is for"),
         (("--signing", "--every-scope", "--algorithm", "rsa"), "eddsa or es256"),
     ],

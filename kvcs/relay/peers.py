@@ -54,6 +54,11 @@ class Peer:
     requests: int = 0
     """Requests it has made so far."""
 
+    @property
+    def serving(self) -> int:
+        """How many of `downstream` are not over: those that are leave it a while later."""
+        return sum(self.core.requests.get(each) is not None for each in self.downstream)
+
     def take_slot(self, start: Callback, limit: int, now: float) -> None:
         """Call ``start`` once fewer than ``limit`` FETCHes of ours run on it."""
         if self.fetching < limit:

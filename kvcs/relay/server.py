@@ -329,7 +329,7 @@ class Relay:
                 peer=connection.peer,
                 seconds=round(now - peer.opened_at, 3),
                 requests=peer.requests,
-                serving=len(peer.downstream),
+                serving=peer.serving,
                 queued_octets=connection.transport.unacknowledged(),
                 rtt=connection.stats().rtt,
             )

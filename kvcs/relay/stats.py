@@ -83,14 +83,14 @@ class RelayStats:
     upstream_subscriptions: int = 0
     """SUBSCRIBEs sent upstream."""
 
+    upstream_fills: int = 0
+    """Those of them that carried a fill."""
+
     upstream_publishes: int = 0
     """PUBLISHes that were accepted."""
 
     published: int = 0
     """PUBLISHes sent downstream, for SUBSCRIBE_TRACKS."""
-
-    upstream_fills: int = 0
-    """Those of them that carried a fill."""
 
     upstream_fetches: int = 0
     """FETCHes sent upstream."""

@@ -124,6 +124,18 @@ def test_fetches_that_nobody_waits_for_are_not_sent_and_leave_the_queue(
     assert not any(peer.core.closed for peer in hub.core._peers.values())
 
 
+def test_what_is_served_is_told_without_what_is_over() -> None:
+    hub = Hub()
+    put(PublisherPeer(hub).track(), 0, 0)
+    consumer = ConsumerPeer(hub)
+    peer = hub.core.peer(consumer.spoke.key)
+    assert peer is not None
+    consumer.subscribe()
+    for _ in range(5):
+        consumer.fetch()
+    assert consumer.objects() and peer.serving == 1
+
+
 def test_a_retry_interval_of_centuries_goes_to_the_next_publisher() -> None:
     hub = Hub()
     slow, good = PublisherPeer(hub), PublisherPeer(hub)

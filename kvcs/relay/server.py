@@ -274,18 +274,24 @@ class Relay:
             if not at_once:
                 await self._say_goodbye()
         finally:
-            await asyncio.gather(*(uplink.close() for uplink in self._uplinks))
-            await self._server.close()
-            for handle in (self._timer, self._watch):
-                if handle is not None:
-                    handle.cancel()
-            self._log_reports()
-            if self._disk is not None:
-                self._disk.draining()
-                self._core.cache.shelve()
-                await self._disk.close()
-            self._closed.set()
-            _log.info("relay_stopped", sessions=self.stats.sessions_total)
+            try:
+                await self._end()
+            finally:
+                self._closed.set()  # also where that was cancelled: nobody waits for ever
+
+    async def _end(self) -> None:
+        """Close every session, and keep what is cached."""
+        await asyncio.gather(*(uplink.close() for uplink in self._uplinks))
+        await self._server.close()
+        for handle in (self._timer, self._watch):
+            if handle is not None:
+                handle.cancel()
+        self._log_reports()
+        if self._disk is not None:
+            self._disk.draining()
+            self._core.cache.shelve()
+            await self._disk.close()
+        _log.info("relay_stopped", sessions=self.stats.sessions_total)
 
     @property
     def host(self) -> str:

@@ -144,6 +144,23 @@ async def test_an_error_in_the_context_closes_at_once(
     assert asyncio.get_running_loop().time() - began < 20
 
 
+async def test_who_waits_for_the_end_goes_on_where_closing_was_cancelled(
+    files: PemFiles, nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with relaying(files) as relay:
+        close = relay._server.close
+
+        async def cancelled() -> None:
+            await close()
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(relay._server, "close", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await relay.close()
+        async with asyncio.timeout(20):
+            await relay.closed()
+
+
 async def test_a_request_for_nothing_is_refused(files: PemFiles, nothing_left_behind: None) -> None:
     name = FullTrackName((b"free", b"nothing"), b"track")
     async with relaying(files, limits=RelayLimits(max_rendezvous=0.1)) as relay:

@@ -19,8 +19,7 @@ from kvcs.keyfiles import (
 )
 from kvcs.kv import KVCS_SCHEME, ProtectionRing
 from kvcs.trust import KeyRing, PublicKey, SigningKey
-
-SCOPE_ID_OCTETS = 16
+from kvcs.trust.keys import SCOPE_ID_OCTETS
 
 
 @dataclass(frozen=True, slots=True)

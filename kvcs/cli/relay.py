@@ -31,10 +31,8 @@ from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import Relay, RelaySettings
-from kvcs.relay.settings import RelayLimits
+from kvcs.relay.settings import MIB, RelayLimits
 from kvcs.relay.stats import RelayStats
-
-MIB = 2**20
 
 
 def register(app: typer.Typer) -> None:

@@ -17,9 +17,7 @@ from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.parameters import ParameterType
 from kvcs.moqt.tokens import ResolvedToken
 from kvcs.trust import Action, Asked, Authority, Grant, Permit
-
-KVCS_ROOT = b"kvcs-1"
-"""First field of every KVCS namespace."""
+from kvcs.trust.rights import KVCS_ROOT
 
 KVCS_FIELDS = (len(KVCS_ROOT), 16, 32, 32, 16)
 """Octets of the fields: root, Scope ID, Compatibility ID, Anchor Key, Publication ID."""

@@ -55,15 +55,6 @@ def seconds(text: str) -> float:
     return value
 
 
-RelaysOption = Annotated[
-    list[str],
-    typer.Option(
-        "--relay",
-        metavar="URL",
-        help="Relay or publisher, moqt://HOST:PORT; where it is repeated, one that fails is"
-        " replaced by another.",
-    ),
-]
 AnyRelaysOption = Annotated[
     list[str] | None,
     typer.Option(

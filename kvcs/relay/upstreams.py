@@ -129,10 +129,6 @@ class Upstreams:
                 self._drop(asked, now)
         self._tell_waiting(now)
 
-    def is_upstream(self, key: int) -> bool:
-        """Whether a session is one with an upstream."""
-        return key in self._ranks
-
     def relay_of(self, key: int) -> bytes | None:
         """Which relay is at the other end of a session; None where that is unknown."""
         return self._ids.get(key)

@@ -55,7 +55,7 @@ _OP_SIGN, _OP_VERIFY = 1, 2
 PYCOSE_ERRORS: Final = (
     AssertionError,
     AttributeError,
-    KeyError,
+    LookupError,
     TypeError,
     ValueError,
     pycose_errors.CoseException,

@@ -262,3 +262,12 @@ def test_heads_are_those_of_cbor() -> None:
         assert head(0, number) == cbor2.dumps(number)
     with pytest.raises(ValueError, match="long"):
         head(0, 2**64)
+
+
+@pytest.mark.parametrize("label", [-1, -2])
+@pytest.mark.parametrize("value", [[], [1], [9], {}, {1: 1}, "x", 1, None])
+def test_what_a_relay_puts_into_the_unprotected_header_raises_nothing_else(
+    label: int, value: Any
+) -> None:
+    # Ephemeral keys (RFC 9053, 6.3): pycose decodes them, and stumbles in many ways.
+    refused(message(unprotected={label: value}), "header")

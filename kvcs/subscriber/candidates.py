@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -48,13 +48,16 @@ class Candidates(Generic[F]):
     """Publications by the order in which they were named, a bounded number of them read at a time.
 
     The newest are read first. One that fails makes room for the next; where a request for it was
-    refused, it is tried once more later, and at once when it is announced anew. What is done for
-    each announcement does not grow with their number.
+    refused, it is tried once more later, and at once when it is announced anew. One whose manifest
+    does not come makes room, too, where others wait: else a few that are announced and say nothing
+    would keep every other from being read. What is done for each announcement does not grow with
+    their number.
 
     Args:
         follow: makes a follower, not started.
         limit: manifests read at a time.
-        retry_after: seconds until a failed one is tried again.
+        retry_after: seconds until a failed one is tried again, and that a manifest has to come
+            where others wait; each time twice as many.
         wanted: blocks of the prefix that would be all.
         least: fewest blocks that are of use.
         suits: whether one that can be taken has what its consumer can read.
@@ -78,8 +81,12 @@ class Candidates(Generic[F]):
         self._serial = 0
         self._order: dict[Place, int] = {}
         """Everything that is announced, or named by an index."""
-        self._waiting: dict[Place, None] = {}
+        self._waiting: OrderedDict[Place, None] = OrderedDict()
         self._followers: dict[Place, F] = {}
+        self._overdue_at: dict[Place, float] = {}
+        """When each one that is read has to make room for those that wait."""
+        self._passed_over: dict[Place, int] = {}
+        """How often one had to."""
         self._failed: dict[Place, KvcsError] = {}
         self._retried: set[Place] = set()
         self._retries: deque[tuple[float, Place]] = deque()
@@ -106,6 +113,8 @@ class Candidates(Generic[F]):
         self._waiting.pop(place, None)
         self._failed.pop(place, None)
         self._retried.discard(place)
+        self._passed_over.pop(place, None)
+        self._overdue_at.pop(place, None)
         follower = self._followers.pop(place, None)
         if follower is not None:
             follower.stop()
@@ -134,6 +143,7 @@ class Candidates(Generic[F]):
             _, place = self._retries.popleft()
             if self._failed.pop(place, None) is not None:
                 self._waiting[place] = None
+        self._pass_over(now)
         while self._waiting and len(self._followers) < self._limit:
             place, _ = self._waiting.popitem()
             try:
@@ -144,7 +154,23 @@ class Candidates(Generic[F]):
                 continue
             follower = self._follow(place, self._holdings.get(place))
             self._followers[place] = follower
+            patience = self._retry_after * 2 ** self._passed_over.get(place, 0)
+            self._overdue_at[place] = now + patience
             follower.start()
+
+    def _pass_over(self, now: float) -> None:
+        """Let others be read in the place of those whose manifest does not come."""
+        room = self._limit - len(self._followers)
+        silent = [
+            place
+            for place, each in self._followers.items()
+            if not each.ready and self._overdue_at[place] <= now
+        ]
+        for place in silent[: max(0, len(self._waiting) - room)]:
+            self._followers.pop(place).stop()
+            self._passed_over[place] = self._passed_over.get(place, 0) + 1
+            self._waiting[place] = None
+            self._waiting.move_to_end(place, last=False)
 
     @property
     def error(self) -> KvcsError | None:
@@ -158,8 +184,13 @@ class Candidates(Generic[F]):
 
     @property
     def next_retry(self) -> float:
-        """When one that failed is tried again; infinity where none is."""
-        return self._retries[0][0] if self._retries else float("inf")
+        """When one that failed is tried again, or one makes room; infinity where neither is."""
+        times = [self._retries[0][0]] if self._retries else []
+        if self._waiting:
+            times += [
+                self._overdue_at[place] for place, each in self._followers.items() if not each.ready
+            ]
+        return min(times, default=float("inf"))
 
     def ready(self, shorter: bool) -> list[Place]:
         """Those that can be taken.

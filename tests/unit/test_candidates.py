@@ -197,3 +197,38 @@ def test_ten_thousand_announcements_cost_no_more_each_than_a_hundred() -> None:
 )
 def test_halving(blocks: int, count: int, least: int, lengths: tuple[int, ...]) -> None:
     assert halved(blocks, count, least) == lengths
+
+
+def advance(world: World, now: float) -> None:
+    """Go on; what is read says nothing for now."""
+    world.candidates.advance(now)
+    for each in world.made:
+        each.is_final = each.manifest is not None
+
+
+def test_those_whose_manifests_never_come_make_room_where_others_wait() -> None:
+    world = World(limit=2)
+    for number in range(5):
+        world.candidates.announced(place(number))
+    advance(world, 0.0)
+    assert world.candidates.next_retry == 2.0
+    world.made[0].read(WHOLE)
+    advance(world, 1.9)
+    assert len(world.made) == 2
+    advance(world, 2.0)
+    # What was read stays, and what was passed over comes last and is given longer.
+    assert [each.stopped for each in world.made] == [0, 1, 0]
+    for now in (4.0, 6.0, 8.0, 12.0):
+        assert world.candidates.next_retry == now
+        advance(world, now)
+    order = [each.place for each in world.made]
+    assert order == [place(number) for number in (4, 3, 2, 1, 0, 3, 2)]
+    assert world.candidates.next_retry == 16.0
+
+
+def test_without_others_that_wait_a_manifest_has_all_the_time() -> None:
+    world = World(limit=2)
+    world.candidates.announced(place(0))
+    advance(world, 0.0)
+    advance(world, 99.0)
+    assert world.made[0].stopped == 0 and world.candidates.next_retry == float("inf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,9 @@ class Publication:
         self.prefix = prefix
         self.encodings = check_encodings(encodings)
         """How each segment is encoded; every encoding is complete on its own."""
-        self.publication_id = random_octets(PUBLICATION_ID_OCTETS)
+        # Never what a source repeats where it is sealed: keys and nonces would be the same.
+        source = random_octets if protect is None else secrets.token_bytes
+        self.publication_id = source(PUBLICATION_ID_OCTETS)
         """Chosen at random for each production (KVCS "Track Namespace")."""
         self.namespace: TrackNamespace = prefix.namespace(self.publication_id, first_segment_blocks)
         """The five Track Namespace Fields."""

@@ -77,7 +77,8 @@ class PublisherSettings:
     """Seconds that a publication which is left waits for its subscribers to get what they asked."""
 
     random_octets: Callable[[int], bytes] = secrets.token_bytes
-    """Source of Publication IDs: so many random octets. Seeded only in simulations."""
+    """Source of Publication IDs: so many random octets. Seeded only in simulations; protected
+    publications never take theirs from here."""
 
     def __post_init__(self) -> None:
         if self.store_octets < 1:

@@ -145,14 +145,13 @@ class ManifestFollower:
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     def use(self, name: bytes) -> None:
-        """Take versions that come another way; raises `NotAuthentic`, and stays what it was, if
+        """Take versions that come another way; stays what it was, and raises `NotAuthentic`, if
         they do not count here: who gives them must not choose whether they are verified."""
         signed = name == MANIFEST_COSE
         (self._authenticity.check_keys if signed else self._authenticity.check_unsigned)()
         if self.versions and signed is not self._is_signed:
             raise NotAuthentic("a publication has one manifest, signed or not", check="unsigned")
-        self._asked = self._name = name
-        self._is_signed, self.error = signed, None
+        self._asked, self._name, self._is_signed, self.error = name, name, signed, None
 
     def on_another_session(
         self, connection: Connection, rendezvous: float, on_change: Callable[[], None]

@@ -23,10 +23,11 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
 from kvcs.publisher import manifest_track, segment
+from kvcs.quic.endpoint import Server
 from kvcs.trust import KeyRing, SigningKey
 from tests.builders import put, toy_prefix, toy_publication
 from tests.certificates import PemFiles
-from tests.loopback.kv_fixtures import Read, Tape, joined, serving, subscribe
+from tests.loopback.kv_fixtures import SESSION, Read, Tape, joined, serving, subscribe
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -208,3 +209,15 @@ async def test_relays_that_are_not_trusted_get_nothing_unprotected(files: PemFil
         with pytest.raises(UsageError, match='"trusted" or "untrusted"'):
             async with kvcs.connect(server.url, ca=files.ca, relays="some"):  # type: ignore[arg-type]
                 pytest.fail("it was opened")
+
+
+async def test_a_source_that_repeats_itself_does_not_make_a_nonce_repeat() -> None:
+    publisher = kvcs.Publisher(
+        Server(SESSION), settings=kvcs.PublisherSettings(random_octets=lambda count: bytes(count))
+    )
+    namespaces = set()
+    for _ in range(2):
+        async with publisher.publish(PREFIX, protect=RING) as publication:
+            await put(await publication.segment(), TOY)
+            namespaces.add(publication.namespace)
+    assert len(namespaces) == 2

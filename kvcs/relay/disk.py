@@ -13,6 +13,7 @@ import hmac
 import json
 import os
 import secrets
+import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -291,9 +292,10 @@ class Disk:
         found: list[tuple[str, _Slot, ShelvedGroup]] = []
         now = self._clock()
         for path in list(self._folder.iterdir()):
+            if path.suffix not in (TEMPORARY, SUFFIX) or not path.is_file():
+                continue  # opening what is no file, a pipe for example, may never end
             if path.suffix == TEMPORARY:
                 path.unlink(missing_ok=True)
-            if path.suffix != SUFFIX:
                 continue
             try:
                 with path.open("rb") as file:
@@ -398,7 +400,7 @@ def _key(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        key = path.read_bytes()
+        key = _own_key(path)
     else:
         with os.fdopen(descriptor, "wb") as file:
             key = secrets.token_bytes(DIGEST_OCTETS)
@@ -406,6 +408,19 @@ def _key(path: Path) -> bytes:
     if len(key) != DIGEST_OCTETS:
         raise FileError(f"{path}: no key of {DIGEST_OCTETS} octets; remove the folder's files")
     return key
+
+
+def _own_key(path: Path) -> bytes:
+    """The key that is there already. Whoever knows it can make files that are served."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        owned = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not owned or status.st_mode & 0o077:
+            raise FileError(
+                f"{path}: the key is not this user's alone (mode 0600), so others could make files"
+                " of the cache; remove the folder's files"
+            )
+        return file.read(DIGEST_OCTETS + 1)
 
 
 def _group(head: dict[str, Any], payloads: bytes, shift: float) -> ShelvedGroup:

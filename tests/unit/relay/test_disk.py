@@ -293,3 +293,25 @@ async def test_long_heads_count_too(tmp_path: Path) -> None:
         used = stats.disk_octets
     async with shelf(tmp_path, octets=limit) as (_, stats):
         assert stats.disk_octets == used > 0
+
+
+@pytest.mark.parametrize("how", ["readable", "a link"])
+async def test_a_key_that_others_may_know_is_refused(tmp_path: Path, how: str) -> None:
+    planted = tmp_path / KEY_FILE
+    if how == "readable":
+        planted.write_bytes(bytes(32))
+        planted.chmod(0o644)
+    else:
+        (tmp_path / "theirs").write_bytes(bytes(32))
+        (tmp_path / "theirs").chmod(0o600)
+        planted.symlink_to("theirs")
+    with pytest.raises(FileError):
+        async with relay(tmp_path):
+            pass
+
+
+async def test_what_is_no_file_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe{SUFFIX}")
+    (tmp_path / "folder.part").mkdir()
+    async with relay(tmp_path) as world:
+        assert world.stats.disk_groups == 0

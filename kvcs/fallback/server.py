@@ -53,6 +53,12 @@ and has no event for it."""
 MAX_HEADER: Final = 4 * MAX_TOKEN_OCTETS
 """Longest header field of a request."""
 
+MAX_CONNECTIONS: Final = 256
+"""Connections at a time; the next ones are closed at once."""
+
+IDLE_SECONDS: Final = 30.0
+"""How long a connection may be open without a whole request on it."""
+
 
 class HttpServer:
     """Serves a folder of saved publications; those that come later appear by themselves.
@@ -113,8 +119,13 @@ class HttpServer:
         if self._cert is not None and self._key is not None:
             tls = server_context(self._cert, self._key)
         server = web.Server(
-            self._answer, access_log=None, max_field_size=MAX_HEADER, max_line_size=MAX_HEADER
+            self._answer,
+            access_log=None,
+            max_field_size=MAX_HEADER,
+            max_line_size=MAX_HEADER,
+            keepalive_timeout=IDLE_SECONDS,
         )
+        _bound_connections(server)
         self._runner = web.ServerRunner(server, handle_signals=False)
         await self._runner.setup()
         try:
@@ -306,6 +317,18 @@ class HttpServer:
         except ValueError:
             pass  # no name of anything
         return manifest, None
+
+
+def _bound_connections(server: Any) -> None:
+    """Close connections beyond `MAX_CONNECTIONS`: whoever connects has shown nothing yet."""
+    made = server.connection_made
+
+    def bounded(handler: Any, transport: Any) -> None:
+        made(handler, transport)
+        if len(server.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+    server.connection_made = bounded
 
 
 def _number(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import time
@@ -16,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from kvcs.errors import FileError, UsageError
-from kvcs.fallback import HttpServer, HttpSource, SourceFailed
+from kvcs.fallback import HttpServer, HttpSource, SourceFailed, server
 from kvcs.kv import Component, DataTrack
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
@@ -283,3 +284,34 @@ async def test_a_source_is_entered_first_and_a_folder_is_there(tmp_path: Path) -
     with pytest.raises(FileError, match="no folder"):
         async with HttpServer(tmp_path / "nowhere", port=0, authority=None):
             pass
+
+
+async def test_connections_that_ask_nothing_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    async with asyncio.timeout(30), shelf(tmp_path) as it:
+        port = int(it.server.url.rpartition(":")[2])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        with contextlib.suppress(ConnectionError):
+            assert await held[2][0].read() == b""
+        for _, writer in held[:2]:
+            writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        for reader, writer in held:
+            if writer is not held[2][1]:
+                assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+            writer.close()
+
+
+async def test_a_connection_without_a_whole_request_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
+    async with asyncio.timeout(30), shelf(tmp_path) as it:
+        port = int(it.server.url.rpartition(":")[2])
+        for begun in (b"", b"GET / HTTP/1.1\r\nHost:"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()

@@ -103,30 +103,37 @@ class Elsewhere:
         Raises:
             KvcsError: what the search on sessions raised, or `PublicationNotFound`.
         """
-        if over_sessions is None:
-            return await self._find(prefix, blocks, named, deadline, choice)
-        searching = asyncio.get_running_loop().create_task(over_sessions)
+        loop = asyncio.get_running_loop()
+        searching = None if over_sessions is None else loop.create_task(over_sessions)
+        finding: asyncio.Task[ManifestFollower] | None = None
         try:
-            await asyncio.wait((searching,), timeout=patience)
-            error = searching.exception() if searching.done() else None
-            if searching.done() and not isinstance(
-                error, ConnectionClosed | PublicationNotFound | RequestError
-            ):
-                return searching.result()
+            if searching is not None:
+                await asyncio.wait((searching,), timeout=patience)
+                if _decides(searching):
+                    return searching.result()
+            finding = loop.create_task(self._find(prefix, blocks, named, deadline, choice))
+            while not finding.done():
+                both = [task for task in (searching, finding) if task and not task.done()]
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if searching is not None and _decides(searching):
+                    return searching.result()
             try:
-                found = await self._find(prefix, blocks, named, deadline, choice)
+                return finding.result()
             except KvcsError as exc:
+                if searching is None:
+                    raise
                 _log.info("not_found_elsewhere", why=str(exc))
-                return await searching
-            if searching.done() and searching.exception() is None:
-                return searching.result()  # a session has found one meanwhile
-            return found
+            return await searching
         finally:
-            if not searching.done():
-                searching.cancel()
-                await asyncio.wait((searching,))
-                if not searching.cancelled() and searching.exception() is None:
-                    searching.result().stop()
+            for task in (searching, finding):
+                if task is None:
+                    continue
+                decided = task.done()
+                task.cancel()
+                await asyncio.wait((task,))
+                # Asked for in any case: an error of the one that nobody waits for is no news.
+                if not task.cancelled() and task.exception() is None and not decided:
+                    task.result().stop()
 
     async def _find(
         self,
@@ -188,6 +195,14 @@ class Elsewhere:
             follower.error = follower.error or exc
         follower.ended = True
         return follower
+
+
+def _decides(searching: asyncio.Task[ManifestFollower]) -> bool:
+    """Whether a search has ended, and not only because no session knows or lasts."""
+    if not searching.done() or searching.cancelled():
+        return searching.done()
+    passing = ConnectionClosed | PublicationNotFound | RequestError
+    return not isinstance(searching.exception(), passing)
 
 
 def _rank(follower: ManifestFollower, choice: Choice) -> tuple[bool, bool, int]:

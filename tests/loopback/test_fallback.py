@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ async def test_the_publication_is_taken_whose_encoding_may_be(
     register(Rough())
     async with shelf(tmp_path) as it:
         rough = await save(tmp_path, it.toy, encodings=("rough",))
-        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=PATIENT)
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=QUICK)
         async with subscriber.open(it.prefix) as cache:
             assert PublicationNamespace.parse(cache.namespace) == it.namespace
         async with subscriber.open(it.prefix, codecs=("rough",), lossy=True) as cache:
@@ -136,28 +137,58 @@ async def test_nothing_there_is_absent_and_no_server_is_unknown(tmp_path: Path) 
     assert not caught.value.absent
 
 
-class Silent:
-    """A source that never answers."""
+class Silent(HttpSource):
+    """A source that never comes to an end."""
 
-    async def __aenter__(self) -> Silent:
-        return self
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.asked = asyncio.Event()
+        self.left = False
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.left = True
+        await super().__aexit__(kind, error, trace)
 
-    async def publications(self, *_: object) -> Any:
+    async def publications(self, *_: bytes) -> list[PublicationNamespace]:
+        self.asked.set()
         await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
 
 
 async def test_a_source_that_never_answers_is_waited_for_until_the_deadline() -> None:
     source = Silent()
-    subscriber = kvcs.Subscriber(fallback=source, settings=QUICK)  # type: ignore[arg-type]
-    async with asyncio.timeout(20):
+    subscriber = kvcs.Subscriber(fallback=source, settings=QUICK)
+    async with asyncio.timeout(30):
         with pytest.raises(PublicationNotFound, match="has not answered in time") as caught:
             async with subscriber.open(toy_prefix(), deadline=0.2):
                 raise AssertionError("it was opened")
     assert not caught.value.absent
     assert source.left
+
+
+async def test_a_source_that_never_ends_does_not_hold_up_what_a_session_finds(
+    files: PemFiles,
+) -> None:
+    toy, source = toy_publication(), Silent()
+    settings = replace(QUICK, least_recovery=0.01, recompute_per_1k_tokens=1e-6)
+    async with asyncio.timeout(60), serving(files) as server, joined(server, files) as session:
+        subscriber = kvcs.Subscriber(session, fallback=source, settings=settings)
+
+        async def consume() -> int:
+            async with subscriber.open(toy_prefix()) as cache:
+                return cache.blocks
+
+        async with asyncio.TaskGroup() as group:
+            consumer = group.create_task(consume())
+            await source.asked.wait()
+            async with kvcs.Publisher(server).publish(toy_prefix()) as publication:
+                await put(await publication.segment(), toy)
+                assert await consumer == 3
 
 
 def test_a_subscriber_needs_a_place_to_look() -> None:
@@ -273,7 +304,7 @@ async def test_a_session_that_dies_while_the_source_is_asked_does_not_count(
         subscriber = kvcs.Subscriber(
             client,
             fallback=source,  # type: ignore[arg-type]
-            settings=replace(PATIENT, least_recovery=0.1),
+            settings=replace(QUICK, least_recovery=0.1),
         )
 
         async def end_the_session() -> None:

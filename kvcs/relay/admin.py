@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import asdict, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6, socket
+from socket import AF_INET6, SHUT_RDWR, socket
 from typing import Any
 
 from kvcs.errors import ConnectionFailed, UsageError
@@ -43,7 +44,7 @@ MAX_CONNECTIONS = 16
 """HTTP connections at a time; the next ones are closed at once."""
 
 CONNECTION_SECONDS = 10.0
-"""Longest that a connection may be silent."""
+"""Longest that a connection may last, silent or not: a request and its answer."""
 
 ANSWER_SECONDS = 5.0
 """Longest that the relay's loop is waited for before it is called unhealthy."""
@@ -242,13 +243,24 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # A time for each octet would let a few connections that dribble keep all others out.
+        end = threading.Timer(CONNECTION_SECONDS, _shut, (request,))
+        end.daemon = True
+        end.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            end.cancel()
             self._free.release()
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         _log.debug("admin_request_failed", exc_info=True)
+
+
+def _shut(connection: socket) -> None:
+    """End a connection, whatever its thread waits for."""
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -111,3 +113,28 @@ async def test_a_port_in_use_is_told() -> None:
             async with Admin(lambda: RelayStatus(True, STATS, ()), "9.9", port=port):
                 raise AssertionError("it cannot listen there twice")
     assert admin.url == ""
+
+
+def dribble(address: tuple[str, int], seconds: float) -> bool:
+    """Whether a connection that sends an octet now and then is closed in time."""
+    until = time.monotonic() + seconds
+    with socket.create_connection(address) as connection:
+        connection.settimeout(0.005)
+        while time.monotonic() < until:
+            try:
+                connection.sendall(b"G")
+                if not connection.recv(1):
+                    return True
+            except TimeoutError:
+                continue
+            except OSError:
+                return True
+    return False
+
+
+async def test_a_connection_that_dribbles_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "CONNECTION_SECONDS", 0.2)
+    async with Admin(lambda: RelayStatus(True, STATS, ()), "9.9") as admin:
+        parts = urlsplit(admin.url)
+        assert parts.hostname is not None and parts.port is not None
+        assert await asyncio.to_thread(dribble, (parts.hostname, parts.port), 20.0)

@@ -220,6 +220,10 @@ class Holdings:
         self._covered += part.wanted
         self._objects += part.wanted * len(part.tracks)
 
+    def payload_octets(self, track: DataTrack) -> int | None:
+        """Octets of each payload of a selected track, where its codec fixes them."""
+        return self._lane(track).payload_octets
+
     def _lane(self, track: DataTrack) -> Lane:
         lane = self._lanes.get(track)
         if lane is None:

@@ -6,6 +6,7 @@ a buffer of its own. Plain logic: no I/O, no clock.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,9 @@ from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
 
 MAX_SEALED_OCTETS: Final = 256 * 2**20
 """Octets of sealed Objects that are on their way at a time, as announced; one always may be."""
+
+MAX_ENCRYPTED_PROPERTIES: Final = 4096
+"""Octets that may follow the payload inside a sealed one, where the codec fixes its length."""
 
 QUIET_CHECKS: Final = frozenset({"unprotected", "key", "seal"})
 """Checks whose failure must not show: to the peer it looks as if the Object had been fine."""
@@ -57,6 +61,8 @@ class Unsealer:
         self._longest = sealed_octets(HEADER_OCTETS + max_data_octets)
         self._max_octets = max_octets
         self._openers: dict[DataTrack, Opener] = {}
+        self._arriving: OrderedDict[SealedSlot, None] = OrderedDict()
+        """Those on their way, the one that got nothing for longest first."""
 
     def begin(
         self,
@@ -69,6 +75,9 @@ class Unsealer:
     ) -> SealedSlot | None:
         """Start to receive one Object with a payload.
 
+        Where too many are on their way, those that got nothing for longest are displaced: a peer
+        that announces much and sends nothing must not keep out what others send.
+
         Args:
             track: one of the ledger's tracks.
             location: Group ID is the layer, Object ID the block.
@@ -80,28 +89,38 @@ class Unsealer:
             A slot for the octets, or None: the Object is outside the selection, drop it.
 
         Raises:
-            ObjectError: as `Ledger.begin`; or ``room``: too many are on their way already. Drop
-                it; it is counted.
+            ObjectError: as `Ledger.begin`. Drop it; it is counted.
         """
         if not self.ledger.wants(track, location):
             return None
+        longest, fixed = self._longest, self.ledger.payload_octets(track)
+        if fixed is not None:
+            longest = min(longest, sealed_octets(fixed) + MAX_ENCRYPTED_PROPERTIES)
         try:
-            if not TAG_OCTETS < payload_length <= self._longest:
+            if not TAG_OCTETS < payload_length <= longest:
                 raise ObjectError(
                     f"{track} {location}: sealed payload of {payload_length} octets, expected"
-                    f" {TAG_OCTETS + 1} to {self._longest}",
+                    f" {TAG_OCTETS + 1} to {longest}",
                     check="length",
-                )
-            if self.octets and self.octets + payload_length > self._max_octets:
-                raise ObjectError(
-                    f"{track} {location}: sealed Objects of {self.octets} octets are on their way"
-                    f" already, limit {self._max_octets}",
-                    check="room",
                 )
         except ObjectError as exc:
             self.ledger.counters.rejected[exc.check] += 1
             raise
-        return SealedSlot(self, track, location, payload_length, priority, immutable)
+        while self._arriving and self.octets + payload_length > self._max_octets:
+            next(iter(self._arriving)).displace()
+        slot = SealedSlot(self, track, location, payload_length, priority, immutable)
+        self.octets += payload_length
+        self._arriving[slot] = None
+        return slot
+
+    def heard_of(self, slot: SealedSlot) -> None:
+        """Octets of a slot have come."""
+        self._arriving.move_to_end(slot)
+
+    def leave(self, slot: SealedSlot) -> None:
+        """A slot needs no room any more."""
+        del self._arriving[slot]
+        self.octets -= slot.payload_length
 
     def opener(self, track: DataTrack) -> Opener:
         """Opener of a data track."""
@@ -124,6 +143,7 @@ class SealedSlot:
         "_immutable",
         "_priority",
         "_unsealer",
+        "displaced",
         "ended",
         "location",
         "payload_length",
@@ -149,13 +169,14 @@ class SealedSlot:
         self.received = 0
         """Octets of it so far."""
         self.ended = False
-        """Whether it was finished or abandoned."""
+        """Whether it was finished, abandoned or displaced."""
+        self.displaced = False
+        """Whether others have its room."""
         self._unsealer = unsealer
         self._priority = priority
         self._immutable = immutable
         # Not zeroed: a peer that announces much and sends little costs nothing.
         self._buffer: memoryview | None = byte_view(np.empty(payload_length, np.uint8))
-        unsealer.octets += payload_length
 
     def write(self, octets: Octets) -> None:
         """Take the next octets; what nobody announced is dropped."""
@@ -163,16 +184,24 @@ class SealedSlot:
         self.received += len(octets)
         if self._buffer is not None and self.received <= self.payload_length:
             self._buffer[start : self.received] = octets
+            self._unsealer.heard_of(self)
 
     def finish(self) -> Outcome:
         """Open the Object, and give it to the ledger; see `Ledger.finish`.
 
         Raises:
-            ObjectError: it did not open (`QUIET_CHECKS`), or failed a check of the ledger; it is
-                dropped, counted and owed again.
+            ObjectError: it did not open (`QUIET_CHECKS`), failed a check of the ledger, or
+                ``room``: it was displaced; it is dropped, counted and owed again.
             PublicationError: as `Ledger.finish`.
             UsageError: the slot has ended before.
         """
+        if self.displaced:
+            self.displaced = False
+            raise ObjectError(
+                f"{self.track} {self.location}: others had its room: too many sealed Objects were"
+                " on their way",
+                check="room",
+            )
         if self.ended or self._buffer is None:
             raise UsageError(f"{self.track} {self.location}: the slot has ended")
         unsealer, sealed = self._unsealer, self._buffer
@@ -206,7 +235,15 @@ class SealedSlot:
             counters.octets += self.received
             self._leave()
 
+    def displace(self) -> None:
+        """Give its room to others; `finish` will tell."""
+        self.displaced = True
+        counters = self._unsealer.ledger.counters
+        counters.rejected["room"] += 1
+        counters.octets += self.received
+        self._leave()
+
     def _leave(self) -> None:
         self.ended = True
         self._buffer = None
-        self._unsealer.octets -= self.payload_length
+        self._unsealer.leave(self)

@@ -14,7 +14,7 @@ from kvcs.kv.protection import (
     immutable_properties,
     sealed_octets,
 )
-from kvcs.kv.unsealing import QUIET_CHECKS, SealedSlot, Unsealer
+from kvcs.kv.unsealing import MAX_ENCRYPTED_PROPERTIES, QUIET_CHECKS, SealedSlot, Unsealer
 from kvcs.moqt.names import FullTrackName, Location
 from tests.unit.kv.toy import K0, V0, same_place_other_bytes, toy_prefix, toy_publication
 
@@ -157,15 +157,47 @@ def test_limits_are_on_the_sealed_octets() -> None:
             unsealer.begin(K0, HERE, octets, **options)
         assert refused.value.check == "length"
     first = unsealer.begin(K0, HERE, 1500, **options)
-    with pytest.raises(ObjectError) as refused:
-        unsealer.begin(K0, Location(1, 0), 501, **options)
-    assert refused.value.check == "room"
     assert first is not None
     first.abandon()
     first.abandon()
-    assert keeper.counters.abandoned == 1
+    assert keeper.counters.abandoned == 1 and unsealer.octets == 0
     # One always may be on its way.
     assert unsealer.begin(K0, HERE, sealed_octets(68 + 4096), **options) is not None
+
+
+def test_what_was_announced_and_does_not_come_keeps_nothing_out() -> None:
+    keeper, octets = ledger(), sealed()
+    unsealer = Unsealer(keeper, RING, NAMESPACE, max_octets=3 * len(octets))
+    silent = [begin(unsealer, octets, location=Location(1, block)) for block in range(2)]
+    honest = begin(unsealer, octets)
+    honest.write(octets[:50])
+    silent.append(begin(unsealer, octets, location=Location(2, 0)))
+    silent.append(begin(unsealer, octets, location=Location(2, 1)))
+    assert unsealer.octets == 3 * len(octets)
+    assert [each.displaced for each in silent] == [True, True, False, False]
+    honest.write(octets[50:])
+    assert honest.finish() is Outcome.VERIFIED
+    silent[0].write(octets)
+    silent[0].abandon()
+    silent[1].write(octets)
+    with pytest.raises(ObjectError) as refused:
+        silent[1].finish()
+    assert refused.value.check == "room" and keeper.counters.rejected["room"] == 2
+    with pytest.raises(UsageError, match="has ended"):
+        silent[1].finish()
+    for each in silent[2:]:
+        each.abandon()
+    assert unsealer.octets == 0
+
+
+def test_no_more_room_is_taken_than_the_codec_needs() -> None:
+    unsealer = Unsealer(ledger(), RING, NAMESPACE)
+    options: dict[str, Any] = {"priority": PRIORITY, "immutable": IMMUTABLE}
+    longest = len(sealed()) + MAX_ENCRYPTED_PROPERTIES
+    assert unsealer.begin(K0, HERE, longest, **options) is not None
+    with pytest.raises(ObjectError) as refused:
+        unsealer.begin(K0, HERE, longest + 1, **options)
+    assert refused.value.check == "length"
 
 
 def test_a_slot_ends_once_and_takes_what_was_announced() -> None:

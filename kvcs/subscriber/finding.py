@@ -158,7 +158,14 @@ class Finder:
             async with asyncio.timeout_at(until):
                 return await self._routes.wait()
         except TimeoutError:
-            raise ConnectionClosed("the session was lost, and none followed in time") from None
+            lost = self._routes.error()
+            if not lost.by_peer:
+                raise ConnectionClosed("the session was lost, and none followed in time") from None
+            raise ConnectionClosed(
+                f"{lost.reason or 'no reason given'}; no session followed in time",
+                code=lost.code,
+                by_peer=True,
+            ) from None
 
     async def _follow(
         self,

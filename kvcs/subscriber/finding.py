@@ -53,7 +53,7 @@ class Finder:
             sessions = await self.sessions(deadline)
             asked = tuple(dict.fromkeys(followed.get(each, each) for each in sessions))
             discovery = Discovery(
-                asked, search, self._settings, self._authenticity, follows=_may_follow
+                asked, search, self._settings, self._authenticity, follows=may_follow_prefix
             )
             try:
                 found = await self._while_same(sessions, discovery, until, deadline)
@@ -227,6 +227,6 @@ def _is_passing(error: KvcsError) -> bool:
     return isinstance(error, ConnectionClosed)
 
 
-def _may_follow(session: Connection, prefix: tuple[bytes, ...], redirect: Redirected) -> bool:
+def may_follow_prefix(session: Connection, prefix: tuple[bytes, ...], redirect: Redirected) -> bool:
     """Whether a redirect of a namespace subscription keeps to what was asked."""
     return session.link is not None and bool(redirect.uri) and redirect.namespace == prefix

@@ -7,10 +7,7 @@ from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import get_args
 
-from kvcs.errors import (
-    PublicationNotFound,
-    UsageError,
-)
+from kvcs.errors import KvcsError, PublicationNotFound, Redirected, UsageError
 from kvcs.fallback.source import BlockSource
 from kvcs.kv import Ledger, Manifest, Prefix, ProtectionRing, PublicationNamespace
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
@@ -20,7 +17,7 @@ from kvcs.subscriber.authenticity import Authenticity
 from kvcs.subscriber.cache import Cache
 from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.discovery import PublicationInfo, Search, halved, publications
-from kvcs.subscriber.finding import Finder, namespace_of
+from kvcs.subscriber.finding import Finder, may_follow_prefix, namespace_of
 from kvcs.subscriber.last_means import LastMeans, Recompute
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.protection import Protection
@@ -102,7 +99,7 @@ class Subscriber:
         return dict(self._protection.rejected)
 
     async def list(self, of: Prefix | bytes, *, blocks: int | None = None) -> list[PublicationInfo]:
-        """Publications that are announced now.
+        """Publications that are announced now. A redirect to another relay is followed.
 
         Args:
             of: a prefix, or a Scope ID of 16 octets for all publications of a scope.
@@ -112,8 +109,10 @@ class Subscriber:
         Raises:
             UsageError: ``of`` is neither.
             PublicationNotFound: no session has answered in time: unknown, not absent.
-            RequestError: every session refused to tell.
+            RequestError: every session refused to tell; `Redirected` where one that sends elsewhere
+                cannot be followed.
             ConnectionClosed: every session has ended.
+            ConnectionFailed: the relay that it sends to cannot be reached.
         """
         if not isinstance(of, Prefix) and len(of) != SCOPE_ID_OCTETS:
             raise UsageError(f"a Scope ID has {SCOPE_ID_OCTETS} octets, not {len(of)}")
@@ -125,9 +124,30 @@ class Subscriber:
         if len(errors) == len(results):
             raise errors[0]
         answers = [result for result in results if not isinstance(result, Exception)]
-        return [info for answer in answers for info in answer]
+        # Two sessions may have been sent to the same relay.
+        return list(dict.fromkeys(info for answer in answers for info in answer))
 
     async def _list(
+        self, session: Connection, prefix: TrackNamespace
+    ) -> Sequence[PublicationInfo] | Exception:
+        """What one session announces, or why it does not tell; a redirect is followed."""
+        hops = 0
+        while True:
+            answer = await self._ask_for_list(session, prefix)
+            if not isinstance(answer, Redirected):
+                return answer
+            link = session.link
+            if link is None or not may_follow_prefix(session, prefix, answer):
+                return answer
+            if hops >= link.policy.max_hops:
+                return answer
+            hops += 1
+            try:
+                session = await link.elsewhere(answer.uri)
+            except KvcsError as exc:
+                return exc
+
+    async def _ask_for_list(
         self, session: Connection, prefix: TrackNamespace
     ) -> Sequence[PublicationInfo] | Exception:
         """What one session announces, or why it does not tell."""

@@ -117,6 +117,38 @@ async def test_a_redirect_to_another_relay_is_followed(
     assert second.asks(events.SubscribeReceived)
 
 
+async def test_a_list_follows_a_redirect(files: PemFiles) -> None:
+    first, second = whole(), whole()
+    url = ""
+    gate = Gate(to(lambda: url, events.SubscribeNamespaceReceived), first.answer)
+    async with gated(files, gate) as old, second.serve(files) as new:
+        url = new.url
+        async with linked(old.url, files) as one, linked(old.url, files) as two:
+            # Each session is sent to the other relay by itself.
+            found = await kvcs.Subscriber(one, settings=QUICK).list(toy_prefix())
+            assert [info.namespace.fields for info in found] == [second.namespace]
+            assert found[0].peer != one.peer
+            of_scope = kvcs.Subscriber(one, two, settings=QUICK).list(toy_prefix().scope_id)
+            assert [info.namespace.fields for info in await of_scope] == [second.namespace]
+    assert len(gate.refused) == 3
+
+
+async def test_a_list_that_is_sent_around_ends(files: PemFiles) -> None:
+    url = ""
+    gate = Gate(to(lambda: url, events.SubscribeNamespaceReceived))
+    async with gated(files, gate) as server:
+        url = server.url
+        async with linked(server.url, files) as session:
+            subscriber = kvcs.Subscriber(session, settings=QUICK)
+            with pytest.raises(kvcs.Redirected):
+                await subscriber.list(toy_prefix())
+            assert session.link is not None
+            assert len(gate.refused) == session.link.policy.max_hops + 1
+            url = "moqt://127.0.0.1:9"
+            with pytest.raises(kvcs.ConnectionFailed):
+                await subscriber.list(toy_prefix())
+
+
 async def test_a_redirect_of_a_watch_for_tracks_is_a_typed_error(files: PemFiles) -> None:
     def judge(request: PeerRequest) -> kvcs.RequestError | None:
         return kvcs.Redirected("over there", "moqt://elsewhere.example", (b"news",))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -35,11 +35,13 @@ from kvcs.cli.options import (
 )
 from kvcs.cli.output import Output, octets_text
 from kvcs.errors import ConnectionClosed, UsageError
+from kvcs.kv import Prefix
 from kvcs.kvfile import KvFile, load_kv_file
 from kvcs.publisher import Publication, Publisher, PublisherSettings
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server, serve
+from kvcs.subscriber import index_json
 
 
 def register(app: typer.Typer) -> None:
@@ -133,6 +135,15 @@ def register(app: typer.Typer) -> None:
                 " --serve that is all.",
             ),
         ] = None,
+        index_out: Annotated[
+            Path | None,
+            typer.Option(
+                "--index-out",
+                metavar="FILE",
+                help="Also write URI and Block Keys there, for `fetch --index`; the file goes when"
+                " the publication ends.",
+            ),
+        ] = None,
         lines: LinesOption = False,
     ) -> None:
         """Publish a KV cache file and serve it until interrupted."""
@@ -142,6 +153,10 @@ def register(app: typer.Typer) -> None:
         check_untrusted(untrusted_relays, protect_key_file)
         protect = read_protection(protect_key_file, output)
         told = Lines(lines)
+        if index_out is not None:
+            if not relay and bind is None:
+                raise UsageError("--index-out needs --relay or --serve: an index names holders")
+            files.check_target(index_out)
         # It is served until interrupted, or as long as --retain says.
         settings = PublisherSettings(retention=retention, lifetime=inf)
         peers = [
@@ -178,11 +193,32 @@ def register(app: typer.Typer) -> None:
                 told.event("announced", uri=uri, blocks=prefix.blocks)
                 if not output.as_json and not lines:
                     output.note(f"announced {uri}")
-                await _put_layers(output, cache, publication, pace, told)
-                if save is not None:
-                    told.event("saved", folder=str(await publication.save(save)))
-                _show(output, publication, uri, told)
-                await _stay(sessions, retain)
+                with _noted(index_out, uri, prefix):
+                    await _put_layers(output, cache, publication, pace, told)
+                    if save is not None:
+                        told.event("saved", folder=str(await publication.save(save)))
+                    _show(output, publication, uri, told)
+                    await _stay(sessions, retain)
+
+
+@contextmanager
+def _noted(path: Path | None, uri: str, prefix: Prefix) -> Iterator[None]:
+    """Keep a publication in a file of an index as long as it is there.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    document = index_json([(uri, prefix)])
+    files.write_file(path, document, private=False, replace=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if path.read_bytes() == document:  # else another publication has taken its place
+                path.unlink()
 
 
 @asynccontextmanager

@@ -48,7 +48,8 @@ from kvcs.keyfiles import load_key_ring
 from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
 from kvcs.kvfile import load_kv_file, save_kv_file
-from kvcs.subscriber import Cache, Subscriber
+from kvcs.subscriber import Cache, Index, Subscriber
+from kvcs.subscriber.indices import index_at
 from kvcs.subscriber.reception import Retrieve
 
 OutOption = Annotated[
@@ -74,6 +75,17 @@ FallbackOption = Annotated[
     ),
 ]
 
+IndexOption = Annotated[
+    str | None,
+    typer.Option(
+        "--index",
+        metavar="WHERE",
+        help="Look there, too, for publications that hold blocks of the prompt: a file or folder"
+        " of `publish --index-out`, or https://HOST/PATH. {scope}, {compat} and {anchor} in a URL"
+        " stand for these names of the prompt.",
+    ),
+]
+
 LossyOption = Annotated[
     bool, typer.Option("--lossy", help="Take an encoding that loses some bits, too.")
 ]
@@ -88,6 +100,7 @@ def register(app: typer.Typer) -> None:
         scope_key_file: ScopeKeyOption,
         relay: AnyRelaysOption = None,
         fallback: FallbackOption = None,
+        index: IndexOption = None,
         like: LikeOption = None,
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
@@ -142,6 +155,7 @@ def register(app: typer.Typer) -> None:
             require_signed=require_signed,
             protect_key_file=protect_key_file,
             fallback=_source(fallback, ca, token_file),
+            index=_index(index, ca, token_file),
         )
 
     @command(app, "fetch")
@@ -150,6 +164,7 @@ def register(app: typer.Typer) -> None:
         scope_key_file: ScopeKeyOption,
         relay: AnyRelaysOption = None,
         fallback: FallbackOption = None,
+        index: IndexOption = None,
         like: LikeOption = None,
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
@@ -217,11 +232,16 @@ def register(app: typer.Typer) -> None:
             require_signed=require_signed,
             protect_key_file=protect_key_file,
             fallback=_source(fallback, ca, token_file),
+            index=_index(index, ca, token_file),
         )
 
 
 def _source(url: str | None, ca: Path | None, token_file: Path | None) -> HttpSource | None:
     return None if url is None else HttpSource(url, ca=ca, token=token_source(token_file))
+
+
+def _index(text: str | None, ca: Path | None, token_file: Path | None) -> Index | None:
+    return None if text is None else index_at(text, ca=ca, token=token_source(token_file))
 
 
 async def _retrieve(
@@ -243,6 +263,7 @@ async def _retrieve(
     require_signed: bool,
     protect_key_file: Path | None,
     fallback: HttpSource | None,
+    index: Index | None,
     layers: tuple[int, int] | None = None,
     blocks: int | None = None,
 ) -> None:
@@ -270,6 +291,7 @@ async def _retrieve(
             require_signed=require_signed,
             protection=ring,
             fallback=fallback,
+            index=index,
         )
         async with subscriber.open(
             prefix,
@@ -350,6 +372,8 @@ def _show(output: Output, document: dict[str, Any], told: Lines) -> None:
     ]
     if document["tokens"] < document["prefix_tokens"]:
         facts.insert(3, ("to compute", f"{document['prefix_tokens'] - document['tokens']} tokens"))
+    if document["believed"]:
+        facts.append(("believed", "yes: an index says what a segment holds, no hash confirms it"))
     if document["signed_by"] is not None:
         facts.append(("signed by", f"key {document['signed_by']}, verified"))
     if document["protected"]:

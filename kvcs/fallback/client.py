@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 from kvcs.errors import FileError, UsageError
 from kvcs.fallback.folder import INDEX, MAX_INDEX_OCTETS, SavedPublication
-from kvcs.fallback.library import aiohttp, client_context, is_local
 from kvcs.fallback.source import SourceFailed, StoredBlock, StoredManifest
+from kvcs.fallback.web import CONCURRENCY, TIMEOUT_SECONDS, HttpClient
 from kvcs.kv import DataTrack
 from kvcs.kv.strict_json import load
 from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, PublicationNamespace
-from kvcs.quic.tokens import TokenSource, token_octets
+from kvcs.quic.tokens import TokenSource
 
 MAX_LISTED: Final = 64
 """Publications that are taken from one list."""
@@ -34,17 +31,8 @@ MAX_INDICES: Final = 16
 MAX_RUN_OCTETS: Final = 64 * 2**20
 """Octets that one request asks for."""
 
-CONCURRENCY: Final = 8
-"""Requests at a time."""
 
-TIMEOUT_SECONDS: Final = 10.0
-"""Longest silence of a server."""
-
-PIECE: Final = 256 * 1024
-"""Octets that are read at a time."""
-
-
-class HttpSource:
+class HttpSource(HttpClient):
     """Gets publications over HTTP; a `BlockSource`.
 
     Redirects are refused: a token is for the server that was named. Sizes are checked before
@@ -70,46 +58,8 @@ class HttpSource:
         concurrency: int = CONCURRENCY,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is no https:// URL")
-        if parts.query or parts.fragment or parts.username or parts.password:
-            raise UsageError("the URL of a fallback has neither user, query nor fragment")
-        if parts.scheme == "http" and not is_local(parts.hostname):
-            raise UsageError(f"{url!r}: say https://; without TLS only this machine is asked")
-        if concurrency < 1 or not timeout > 0:
-            raise UsageError("concurrency and timeout must be above 0")
-        self.url = url.rstrip("/")
-        self._secure = parts.scheme == "https"
-        self._ca = ca
-        self._token = token
-        self._concurrency = concurrency
-        self._timeout = timeout
-        self._users = 0
-        self._session: Any = None
+        super().__init__(url, ca=ca, token=token, concurrency=concurrency, timeout=timeout)
         self._indices: OrderedDict[PublicationNamespace, SavedPublication] = OrderedDict()
-
-    async def __aenter__(self) -> HttpSource:
-        """Get ready.
-
-        Raises:
-            UsageError: aiohttp is not installed.
-            FileError: the CA file cannot be used.
-        """
-        if self._session is None:
-            library = aiohttp()
-            tls = client_context(self._ca) if self._secure else False
-            self._session = library.ClientSession(
-                connector=library.TCPConnector(limit=self._concurrency, ssl=tls),
-                timeout=library.ClientTimeout(
-                    total=None, sock_connect=self._timeout, sock_read=self._timeout
-                ),
-                cookie_jar=library.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,
-            )
-        self._users += 1
-        return self
 
     async def __aexit__(
         self,
@@ -118,11 +68,9 @@ class HttpSource:
         traceback: TracebackType | None,
     ) -> None:
         """The last user closes the connections."""
-        self._users -= 1
-        if self._users == 0:
-            session, self._session = self._session, None
+        if self._users == 1:
             self._indices.clear()
-            await session.close()
+        await super().__aexit__(kind, error, traceback)
 
     async def publications(
         self, scope_id: bytes, compat_id: bytes, anchor_key: bytes
@@ -175,15 +123,15 @@ class HttpSource:
             octets = sum(sizes[block] for block in run)
             where = f"{_path(namespace)}/{track}/{layer}"
             ranges = {"Range": f"bytes={first}-{first + octets - 1}"}
-            async with await self._get(where, ranges) as response:
-                self._check(response, where, octets, 206)
+            async with await self.get(self._place(where), ranges) as response:
+                self.check(response, octets, 206)
                 for block in run:
                     try:
                         payload = await response.content.readexactly(sizes[block])
                     except asyncio.IncompleteReadError as exc:
                         raise SourceFailed(f"{self.url}: an answer was cut short") from exc
                     except Exception as exc:
-                        raise self._failed(exc) from exc
+                        raise self.failed(exc) from exc
                     yield StoredBlock(block, payload, saved.properties)
 
     # Inner workings
@@ -202,62 +150,10 @@ class HttpSource:
         return found
 
     async def _small(self, where: str, limit: int) -> bytes:
-        """A whole answer of at most ``limit`` octets."""
-        async with await self._get(where, {}) as response:
-            self._check(response, where, limit, 200)
-            taken = bytearray()
-            try:
-                while piece := await response.content.read(PIECE):
-                    taken += piece
-                    if len(taken) > limit:
-                        raise SourceFailed(f"{self.url}: an answer is longer than {limit} octets")
-            except SourceFailed:
-                raise
-            except Exception as exc:
-                raise self._failed(exc) from exc
-        return bytes(taken)
+        return await self.small(self._place(where), limit)
 
-    async def _get(self, where: str, headers: dict[str, str]) -> Any:
-        if self._session is None:
-            raise UsageError("enter the HttpSource first: async with source")
-        headers |= {"Accept-Encoding": "identity"}
-        token = await self._token_octets()
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        try:
-            return await self._session.get(
-                f"{self.url}/kvcs-1/{where}", headers=headers, allow_redirects=False
-            )
-        except Exception as exc:
-            raise self._failed(exc) from exc
-
-    async def _token_octets(self) -> str | None:
-        given = self._token() if callable(self._token) else self._token
-        if inspect.isawaitable(given):
-            given = await given
-        if given is None:
-            return None
-        [octets] = token_octets(given)
-        return base64.urlsafe_b64encode(octets).rstrip(b"=").decode()
-
-    def _check(self, response: Any, where: str, limit: int, status: int) -> None:
-        """Look at an answer before anything of it is read."""
-        if response.status != status:
-            raise SourceFailed(f"{self.url} answered {response.status}", response.status)
-        length = response.content_length
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise SourceFailed(f"{self.url}: an answer is encoded")
-        if status == 206 and length != limit:
-            raise SourceFailed(f"{self.url}: {length} octets came for a range of {limit}")
-        if length is not None and length > limit:
-            raise SourceFailed(f"{self.url}: an answer of {length} octets, limit {limit}")
-
-    def _failed(self, error: Exception) -> Exception:
-        """What the library raised, as ours; what is no failure of the way stays what it is."""
-        library = aiohttp()
-        if isinstance(error, library.ClientError | OSError | TimeoutError | ValueError):
-            return SourceFailed(f"{self.url} cannot be read: {error or type(error).__name__}")
-        return error
+    def _place(self, where: str) -> str:
+        return f"{self.url}/kvcs-1/{where}"
 
 
 def _path(namespace: PublicationNamespace) -> str:

@@ -7,6 +7,7 @@ as soon as every block of it is verified, while later layers are still on the wi
 from kvcs.subscriber.cache import Cache
 from kvcs.subscriber.coverage import Holding, Index
 from kvcs.subscriber.discovery import PublicationInfo
+from kvcs.subscriber.indices import FileIndex, HttpIndex, index_json
 from kvcs.subscriber.last_means import MissingLayer
 from kvcs.subscriber.report import CacheProgress, CacheReport, ManifestFacts
 from kvcs.subscriber.settings import SubscriberSettings
@@ -16,11 +17,14 @@ __all__ = [
     "Cache",
     "CacheProgress",
     "CacheReport",
+    "FileIndex",
     "Holding",
+    "HttpIndex",
     "Index",
     "ManifestFacts",
     "MissingLayer",
     "PublicationInfo",
     "Subscriber",
     "SubscriberSettings",
+    "index_json",
 ]

@@ -199,6 +199,45 @@ def test_a_longer_prompt_gets_what_it_shares(
         assert says in refused.line()
 
 
+def test_a_longer_publication_is_found_through_an_index(
+    place: Place, relay: RunningRelay, tmp_path: Path, run: Run
+) -> None:
+    theirs = make_cache(tmp_path / "theirs.safetensors", seed=7)
+    shelf = tmp_path / "index"
+    shelf.mkdir()
+    there = ("--relay", relay.url, *place.member)
+    shorter = tmp_path / "shorter.json"
+    shorter.write_text(json.dumps(kvcs.load_kv_file(theirs).token_ids[:10].tolist()))
+    named = ("--tokens", shorter, "--descriptor", place.descriptor)
+    out = tmp_path / "out.safetensors"
+    entry = shelf / "one.json"
+    with Process("publish", theirs, *there, "--index-out", entry, "--lines") as producer:
+        uri = producer.event("published")["uri"]
+        assert [each["uri"] for each in json.loads(entry.read_text())["publications"]] == [uri]
+        for where in (shelf, entry):
+            got = run(
+                *("fetch", *there, *named, "--index", where, "--probe", "0"),
+                *("--out", out, "--compare", theirs, "--json"),
+            )
+            assert (got.code, got.err, got.json()["equal"]) == (0, "", True)
+            assert (got.json()["tokens"], got.json()["believed"]) == (8, False)
+            assert same(out, theirs, tokens=8)
+        assert run("fetch", *there, *named, "--out", out).code == 2  # nothing else leads to it
+        producer.stop()
+    assert not entry.exists()  # it went with the publication
+    for wrong, why in (
+        (("fetch", *there, *named, "--index", tmp_path / "none", "--out", out), "no such file"),
+        (
+            ("publish", theirs, *place.member, "--save", shelf, "--index-out", entry),
+            "--index-out needs --relay or --serve",
+        ),
+        (("publish", theirs, *there, "--index-out", shelf), "a folder"),
+    ):
+        refused = run(*wrong)
+        assert refused.code == 2
+        assert why in refused.line()
+
+
 def test_a_publication_says_what_it_is(
     place: Place, relay: RunningRelay, published: str, run: Run, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from tests.loopback.moving import restartable
 
 CONSUMERS = 50
 SAFETY = 60.0
-SETTINGS = kvcs.SubscriberSettings(least_recovery=SAFETY)
+SETTINGS = kvcs.SubscriberSettings(least_recovery=SAFETY, quiet=SAFETY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 import kvcs
 from kvcs.kv import UNPINNED
 from tests.certificates import PemFiles
-from tests.loopback.test_relay_chain import relaying
+from tests.loopback.test_relay_chain import PATIENT, relaying
 
 KIB = 1024
 SIZES = (16 * KIB, 64 * KIB - 1, 64 * KIB, 1024 * KIB, 4096 * KIB)
@@ -47,7 +47,8 @@ async def test_every_octet_comes_through(
                 await segment.put(0, k, v)
                 segment.finish()
                 async with kvcs.connect(lower.url, ca=files.ca) as below:
-                    async with kvcs.Subscriber(below).open(wanted, deadline=40.0) as cache:
+                    subscriber = kvcs.Subscriber(below, settings=PATIENT)
+                    async with subscriber.open(wanted, deadline=40.0) as cache:
                         [layer] = [layer async for layer in cache]
     assert layer.k.tobytes() == k.tobytes() and layer.v.tobytes() == v.tobytes()
     assert (cache.report.objects, cache.report.duplicates) == (4, 0)

@@ -29,14 +29,11 @@ async def test_the_session_survives_and_the_others_finish(
 ) -> None:
     rng, loop = random.Random(seed), asyncio.get_running_loop()
     toy, prefix = toy_publication(), toy_prefix()
-    settings = kvcs.SubscriberSettings(
-        least_deadline=50.0, listen=QUICK.listen, stall=QUICK.stall, retry_pause=QUICK.retry_pause
-    )
     opened, all_opened = 0, asyncio.Event()
 
     async def consume(session: kvcs.Connection) -> bool:
         nonlocal opened
-        async with kvcs.Subscriber(session, settings=settings).open(prefix) as cache:
+        async with kvcs.Subscriber(session, settings=QUICK).open(prefix) as cache:
             opened += 1
             if opened == consumers + SESSIONS:
                 all_opened.set()

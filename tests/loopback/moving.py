@@ -21,6 +21,7 @@ from kvcs.quic.origin import Origin
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import HOST, SESSION, Wire
 from tests.loopback.raw_publication import RawPublication
+from tests.ports import free_port
 
 SOON = kvcs.Reconnect(
     initial=20.0, deadline=20.0, first_pause=0.01, max_pause=0.05, linger=0.05, leave=5.0
@@ -193,14 +194,14 @@ class Restartable:
 
     def __init__(self, files: PemFiles) -> None:
         self._files = files
-        self._port = 0
+        self._port = free_port()  # nobody is given it while the relay is stopped
         self.relay: kvcs.Relay | None = None
 
     async def start(self) -> None:
-        """Listen, on the port of the last time."""
+        """Listen, always on the same port."""
         relay = kvcs.Relay(relay_settings(self._files, self._port, goaway_timeout=GOAWAY))
         await relay.__aenter__()
-        self.relay, self._port = relay, relay.port
+        self.relay = relay
 
     async def kill(self) -> None:
         """Close everything without a word of goodbye."""

@@ -21,7 +21,7 @@ from tests.ports import closed_port
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-QUICK = QuicSettings(connect_timeout=0.5, close_timeout=0.3)
+QUICK = QuicSettings(close_timeout=0.3)
 
 
 def text_of(error: pytest.ExceptionInfo[ConnectionFailed], server_port: int) -> str:
@@ -119,7 +119,7 @@ async def test_silence_is_bounded_by_the_timeout(files: PemFiles) -> None:
         server = await serve(files)
         begun = time.monotonic()
         with pytest.raises(ConnectionFailed) as caught:
-            await connect(server, QUICK, port=silent.getsockname()[1])
+            await connect(server, QuicSettings(connect_timeout=0.5), port=silent.getsockname()[1])
         assert 0.4 < time.monotonic() - begun < 20.0
         assert "no answer" in text_of(caught, silent.getsockname()[1])
         await end(server)
@@ -153,8 +153,9 @@ async def test_a_full_server_refuses_at_once(files: PemFiles) -> None:
 
 
 async def test_half_open_connections_are_bounded_and_time_out(files: PemFiles) -> None:
+    # As long as honest handshakes may take on a busy machine, too.
     server = await serve(
-        files, QuicSettings(max_handshakes=1, connect_timeout=0.3, close_timeout=0.3)
+        files, QuicSettings(max_handshakes=1, connect_timeout=2.0, close_timeout=0.3)
     )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.connect((HOST, server.port))

@@ -17,7 +17,9 @@ from tests.certificates import PemFiles, write_pem
 from tests.loopback import recorder
 from tests.loopback.kv_fixtures import HOST, Wire, joined, serving
 from tests.loopback.raw_publication import K0, V0, RawPublication
+from tests.loopback.retrieving import meeting
 from tests.ports import closed_port
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -133,14 +135,15 @@ async def test_a_certificate_that_does_not_verify_is_refused(
     stranger = write_pem(tmp_path)
     async with serving(files) as server:
         with pytest.raises(kvcs.CertificateError):
-            async with kvcs.connect(server.url, ca=stranger.ca, quic=HASTY):
+            async with kvcs.connect(server.url, ca=stranger.ca):
                 raise AssertionError("it was connected")
 
 
 async def test_a_peer_that_never_says_setup_is_no_moqt_endpoint(files: PemFiles) -> None:
     mute = await recorder.serve(files)
     with pytest.raises(kvcs.ConnectionFailed, match="sent no SETUP within"):
-        async with kvcs.connect(f"moqt://{HOST}:{mute.port}", ca=files.ca, quic=HASTY):
+        quic = kvcs.QuicSettings(connect_timeout=2.0, close_timeout=0.3)
+        async with kvcs.connect(f"moqt://{HOST}:{mute.port}", ca=files.ca, quic=quic):
             raise AssertionError("it was connected")
     await recorder.end(mute)
 
@@ -252,9 +255,10 @@ async def test_a_publisher_that_dies_before_its_last_manifest_is_never_complete(
             assert same(await cache.layer(3), raw.toy)
 
 
-async def test_the_deadline_names_what_lacks_and_keeps_what_came(files: PemFiles) -> None:
+@virtual
+async def test_the_deadline_names_what_lacks_and_keeps_what_came() -> None:
     toy, prefix = toy_publication(), toy_prefix()
-    async with serving(files) as server, joined(server, files) as client:
+    async with meeting() as (server, client):
         with pytest.raises(kvcs.UsageError, match="2 of 4"):
             async with kvcs.Publisher(server).publish(prefix) as publication:
                 await put(await publication.segment(), toy, range(2))

@@ -21,7 +21,7 @@ from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.last_means import MissingLayer
-from tests.builders import BRIEF, QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
+from tests.builders import QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save, shelf
 from tests.loopback.kv_fixtures import Wire, joined, serving
@@ -199,7 +199,9 @@ def test_a_subscriber_needs_a_place_to_look() -> None:
 async def test_octets_that_changed_on_the_shelf_are_never_released(tmp_path: Path) -> None:
     async with shelf(tmp_path) as it:
         spoil(tmp_path, "v.raw.s0/2", -1)
-        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=BRIEF)
+        # All else has to come in the time that recovery has.
+        settings = replace(QUICK, least_recovery=4.0)
+        subscriber = kvcs.Subscriber(fallback=HttpSource(it.server.url), settings=settings)
         async with subscriber.open(it.prefix) as cache:
             with pytest.raises(CacheIncomplete) as caught:
                 await cache.complete()
@@ -304,7 +306,7 @@ async def test_a_session_that_dies_while_the_source_is_asked_does_not_count(
         subscriber = kvcs.Subscriber(
             client,
             fallback=source,  # type: ignore[arg-type]
-            settings=replace(QUICK, least_recovery=0.1),
+            settings=replace(QUICK, listen=20.0),  # it looks on while the source is asked
         )
 
         async def end_the_session() -> None:
@@ -313,7 +315,7 @@ async def test_a_session_that_dies_while_the_source_is_asked_does_not_count(
             source.go_on.set()
 
         ending = asyncio.create_task(end_the_session())
-        async with subscriber.open(it.prefix) as cache:
+        async with subscriber.open(it.prefix, wait=0.1) as cache:
             await all_of(cache, it.toy)
         await ending
 

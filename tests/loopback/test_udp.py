@@ -29,6 +29,7 @@ from kvcs.quic.aioquic_backend.udp import (
 )
 from tests.certificates import PemFiles
 from tests.loopback.recorder import HOST, connect, end, feed, serve
+from tests.ports import closed_port
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -141,16 +142,15 @@ def blocked(opened: Udp) -> bool:
 
 
 async def test_a_refusal_is_reported() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind((HOST, 0))
-        target = taken.getsockname()
     endpoint = Endpoint()
-    opened = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), target), endpoint)
-    for _ in range(3):
-        opened.send([(b"anybody?", target)])
-    await endpoint.until(lambda: endpoint.refusals > 0)
-    opened.close()
-    opened.send([(b"too late", target)])
+    with closed_port() as port:
+        target = (HOST, port)
+        opened = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), target), endpoint)
+        for _ in range(3):
+            opened.send([(b"anybody?", target)])
+        await endpoint.until(lambda: endpoint.refusals > 0)
+        opened.close()
+        opened.send([(b"too late", target)])
 
 
 async def test_a_datagram_that_the_network_refuses_is_lost_quietly() -> None:

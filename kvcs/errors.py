@@ -223,7 +223,7 @@ class ConnectionFailed(KvcsError):
 
 
 class CertificateError(ConnectionFailed):
-    """The peer's certificate does not verify."""
+    """The peer's certificate does not verify, or the peer refuses this side's, or wants one."""
 
 
 class ConnectionClosed(KvcsError):

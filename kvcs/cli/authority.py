@@ -1,4 +1,4 @@
-"""A development certificate authority and server certificates of it, as PEM; no files here."""
+"""A development certificate authority and certificates of it, as PEM; no files here."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Issued:
 
 
 def make_authority(now: datetime, days: int) -> Issued:
-    """Make an authority of its own name, which signs server certificates and nothing else.
+    """Make an authority of its own name, which signs certificates of servers and clients alone.
 
     Args:
         now: the time, with its zone.
@@ -95,6 +95,33 @@ def make_server(authority: Issued, names: Sequence[str], now: datetime, days: in
     if not 1 <= len(names) <= MAX_NAMES:
         raise UsageError(f"a certificate needs 1 to {MAX_NAMES} names, got {len(names)}")
     general_names = [_general_name(name) for name in names]
+    alternative = x509.SubjectAlternativeName(general_names)
+    return _make_leaf(authority, names[0], ExtendedKeyUsageOID.SERVER_AUTH, alternative, now, days)
+
+
+def make_client(authority: Issued, name: str, now: datetime, days: int) -> Issued:
+    """Make a client's certificate. It holds no name of a server: nobody can be called by it.
+
+    Args:
+        authority: signs it.
+        name: what logs call the client.
+        now: the time, with its zone.
+        days: how long it is valid.
+
+    Raises:
+        UsageError: the authority has expired.
+    """
+    return _make_leaf(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, None, now, days)
+
+
+def _make_leaf(
+    authority: Issued,
+    common: str,
+    purpose: x509.ObjectIdentifier,
+    names: x509.SubjectAlternativeName | None,
+    now: datetime,
+    days: int,
+) -> Issued:
     end = authority.certificate.not_valid_after_utc
     if end <= now:
         raise UsageError(f"the authority expired on {end:%Y-%m-%d}; make a new one")
@@ -102,17 +129,18 @@ def make_server(authority: Issued, names: Sequence[str], now: datetime, days: in
     public = key.public_key()
     issuer = authority.certificate
     builder = (
-        _builder(_name(names[0]), issuer.subject, public, now, min(now + timedelta(days=days), end))
-        .add_extension(x509.SubjectAlternativeName(general_names), critical=False)
+        _builder(_name(common), issuer.subject, public, now, min(now + timedelta(days=days), end))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(ca=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()),
             critical=False,
         )
     )
+    if names is not None:
+        builder = builder.add_extension(names, critical=False)
     return Issued(builder.sign(authority.key, hashes.SHA256()), key)
 
 

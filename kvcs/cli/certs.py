@@ -1,14 +1,15 @@
-"""`kvcs certs`: a development CA and server certificates."""
+"""`kvcs certs`: a development CA, and certificates of servers and clients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvcs.cli.authority import Issued, make_authority, make_server
+from kvcs.cli.authority import Issued, make_authority, make_client, make_server
 from kvcs.cli.files import write_file
 from kvcs.cli.frame import command
 from kvcs.cli.output import Output
@@ -43,6 +44,15 @@ def register(app: typer.Typer) -> None:
                 help="Prefix of the server's files, for several servers.",
             ),
         ] = "",
+        client: Annotated[
+            str,
+            typer.Option(
+                "--client",
+                metavar="NAME",
+                help="Make a client's certificate of this name instead, for relays that ask for"
+                " one: NAME-cert.pem and NAME-key.pem.",
+            ),
+        ] = "",
         days: Annotated[
             int,
             typer.Option(
@@ -51,18 +61,29 @@ def register(app: typer.Typer) -> None:
         ] = 90,
         force: Annotated[
             bool,
-            typer.Option("--force", help="Replace the server's files, and an authority past use."),
+            typer.Option(
+                "--force", help="Replace files that are there, and an authority past use."
+            ),
         ] = False,
     ) -> None:
         """Make certificates for development.
 
         They are ca.pem, cert.pem, key.pem and ca-key.pem. A CA that is in the folder already signs
-        the new server certificate, so that clients that trust ca.pem trust each server made here.
-        Private keys are readable by you alone.
+        the new certificate, so that clients that trust ca.pem trust each server made here, and a
+        relay with --client-ca ca.pem each client. Private keys are readable by you alone.
         """
-        document = make_certificates(
-            out, tuple(names or DEFAULT_NAMES), server=server, days=days, force=force
-        )
+        if client and (names or server):
+            raise UsageError(
+                "--client makes no server's certificate: leave --name and --server out"
+            )
+        if client:
+            document = make_client_certificate(out, client, days=days, force=force)
+            shown = client
+        else:
+            document = make_certificates(
+                out, tuple(names or DEFAULT_NAMES), server=server, days=days, force=force
+            )
+            shown = ", ".join(names or DEFAULT_NAMES)
         output.result(
             document,
             [
@@ -70,7 +91,7 @@ def register(app: typer.Typer) -> None:
                 ("its key", f"{document['ca_key']} (sign with it, give it to nobody)"),
                 ("certificate", document["cert"]),
                 ("its key", document["key"]),
-                ("names", ", ".join(names or DEFAULT_NAMES)),
+                ("names", shown),
                 ("valid until", document["valid_until"]),
             ],
         )
@@ -95,13 +116,59 @@ def make_certificates(
         UsageError: a name that is none, or a prefix that would leave the folder.
         FileError: a file is there already or cannot be written; nothing is overwritten.
     """
-    if server and not (server[0] != "." and server.replace("-", "").replace(".", "").isalnum()):
-        raise UsageError(f"{server!r} is not a plain prefix of a file name")
-    now = datetime.now(UTC)
-    stem = f"{server}-" if server else ""
-    cert, key = folder / f"{stem}cert.pem", folder / f"{stem}key.pem"
-    if key == folder / "ca-key.pem":
+    stem = f"{_plain(server)}-" if server else ""
+
+    def make(authority: Issued, now: datetime) -> Issued:
+        return make_server(authority, names, now, days)
+
+    return _make(folder, stem, names, make, days=days, force=force)
+
+
+def make_client_certificate(
+    folder: Path, name: str, *, days: int = 90, force: bool = False
+) -> dict[str, str | list[str]]:
+    """Write a client's certificate and key, and an authority where there is none yet.
+
+    Args:
+        folder: where the files are; made if missing.
+        name: of the client, and prefix of its file names.
+        days: how long they are valid.
+        force: replace the client's files, and an authority that has expired or cannot be read.
+
+    Returns:
+        What was written, for `Output.result`.
+
+    Raises:
+        UsageError: a name that would leave the folder.
+        FileError: a file is there already or cannot be written; nothing is overwritten.
+    """
+
+    def make(authority: Issued, now: datetime) -> Issued:
+        return make_client(authority, name, now, days)
+
+    return _make(folder, f"{_plain(name)}-", (name,), make, days=days, force=force)
+
+
+def _plain(prefix: str) -> str:
+    if not (prefix[0] != "." and prefix.replace("-", "").replace(".", "").isalnum()):
+        raise UsageError(f"{prefix!r} is not a plain prefix of a file name")
+    if prefix == "ca":
         raise UsageError("'ca' is the authority's own prefix")
+    return prefix
+
+
+def _make(
+    folder: Path,
+    stem: str,
+    names: tuple[str, ...],
+    make: Callable[[Issued, datetime], Issued],
+    *,
+    days: int,
+    force: bool,
+) -> dict[str, str | list[str]]:
+    """Write a certificate and its key as files that begin with ``stem``."""
+    now = datetime.now(UTC)
+    cert, key = folder / f"{stem}cert.pem", folder / f"{stem}key.pem"
     if not force:
         for path in (cert, key):
             if path.exists():
@@ -114,7 +181,7 @@ def make_certificates(
     authority, state = _read_authority(ca, ca_key, now, force), "kept"
     if authority is None:
         authority, state = make_authority(now, max(days, 365)), "made"
-    issued = make_server(authority, names, now, days)
+    issued = make(authority, now)
     if state == "made":
         write_file(ca_key, authority.key_pem(), private=True, replace=force)
         write_file(ca, authority.certificate_pem(), private=False, replace=force)

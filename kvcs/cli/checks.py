@@ -10,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
 from kvcs.cli.loops import VARIABLE as LOOP_VARIABLE
 from kvcs.cli.options import read_descriptor, read_token
 from kvcs.errors import KvcsError
@@ -23,11 +26,21 @@ TOKEN_SOON_SECONDS = 600.0
 """A token that has less time left than this is about to expire."""
 
 KEY_SOON_SECONDS = 7 * 86_400.0
-"""A producer's key that has less time left than this is about to expire."""
+"""A certificate or a producer's key that has less time left than this is about to expire."""
 
 KERNEL_LIMITS = ("rmem_max", "wmem_max")
 
 OPEN_TO_OTHERS = 0o077
+
+SECRETS = (
+    "scope_key_file",
+    "protect_key_file",
+    "sign_key_file",
+    "token_file",
+    "key",
+    "client_key",
+)
+"""Options that name a file with a secret in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,10 @@ class Chosen:
     keys_file: Path | None = None
     token_file: Path | None = None
     key: Path | None = None
+    cert: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    client_ca: Path | None = None
     like: Path | None = None
     descriptor: Path | None = None
     insecure: bool = False
@@ -82,7 +99,7 @@ def findings(chosen: Chosen, now: float) -> Iterator[Finding]:
         chosen: its options.
         now: Unix seconds.
     """
-    for secret in ("scope_key_file", "protect_key_file", "sign_key_file", "token_file", "key"):
+    for secret in SECRETS:
         path: Path | None = getattr(chosen, secret)
         if path is not None:
             yield from _secret_file(path)
@@ -94,12 +111,15 @@ def findings(chosen: Chosen, now: float) -> Iterator[Finding]:
             "leave it out and name the authority with --ca FILE",
         )
     if chosen.allow_anyone:
+        whom = "whoever can reach it" if chosen.client_ca is None else "whoever has a certificate"
         yield Finding(
             "open_relay",
             "--allow-anyone",
-            "the relay serves whoever can reach it, and takes publications from anybody",
+            f"the relay serves {whom}, in every scope, and takes publications from the same",
             "ask for tokens: --issuers FILE (`kvcs keygen --issuer NAME` makes the key)",
         )
+    yield from _certificate(chosen.cert, now)
+    yield from _certificate(chosen.client_cert, now, ExtendedKeyUsageOID.CLIENT_AUTH)
     yield from _weights(chosen)
     yield from _token(chosen.token_file, now)
     yield from _producer_keys(chosen.keys_file, now)
@@ -147,6 +167,39 @@ def _secret_file(path: Path) -> Iterator[Finding]:
 
 def _unreadable(path: Path, why: str) -> Finding:
     return Finding("unreadable", str(path), why, "name a file that is there and can be read")
+
+
+def _certificate(
+    path: Path | None, now: float, purpose: x509.ObjectIdentifier | None = None
+) -> Iterator[Finding]:
+    if path is None:
+        return
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except OSError as exc:
+        yield _unreadable(path, exc.strerror or str(exc))
+        return
+    except x509.ExtensionNotFound:
+        usage = None
+    except ValueError:
+        yield _unreadable(path, "it holds no readable certificate")
+        return
+    left = certificate.not_valid_after_utc.timestamp() - now
+    if left < KEY_SOON_SECONDS:
+        yield Finding(
+            "certificate_expires",
+            str(path),
+            "it has expired" if left <= 0 else f"it expires in {left / 86_400:.1f} days",
+            "renew it; for development: `kvcs certs --force`",
+        )
+    if purpose is not None and (usage is None or purpose not in usage):
+        yield Finding(
+            "certificate_purpose",
+            str(path),
+            "it is not for client authentication: kvcs relays refuse it",
+            "`kvcs certs --client NAME` makes one that is",
+        )
 
 
 def _weights(chosen: Chosen) -> Iterator[Finding]:

@@ -13,6 +13,9 @@ from kvcs.cli.checks import Chosen, Finding, findings, machine
 from kvcs.cli.failures import ExitCode
 from kvcs.cli.frame import command
 from kvcs.cli.options import (
+    ClientCaOption,
+    ClientCertOption,
+    ClientKeyOption,
     DescriptorOption,
     InsecureOption,
     KeysOption,
@@ -52,6 +55,12 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option("--key", metavar="FILE", help="Private key of a certificate, PEM."),
         ] = None,
+        cert: Annotated[
+            Path | None, typer.Option("--cert", metavar="FILE", help="Certificate chain, PEM.")
+        ] = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
+        client_ca: ClientCaOption = None,
         like: LikeOption = None,
         descriptor: DescriptorOption = None,
         insecure: InsecureOption = False,

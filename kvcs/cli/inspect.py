@@ -14,6 +14,8 @@ from kvcs.cli.files import read_scope
 from kvcs.cli.frame import command
 from kvcs.cli.options import (
     CaOption,
+    ClientCertOption,
+    ClientKeyOption,
     DescriptorOption,
     InsecureOption,
     KeysOption,
@@ -60,6 +62,8 @@ def register(app: typer.Typer) -> None:
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
         ca: CaOption = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
         keys_file: KeysOption = None,
@@ -80,7 +84,16 @@ def register(app: typer.Typer) -> None:
         wanted = Wanted(scope_key_file, like, tokens, descriptor)
         if target.startswith("moqt:"):
             url, _ = parse_holder_uri(target)
-            peer = Peer(url, ca, token_file, insecure, deadline, untrusted=untrusted_relays)
+            peer = Peer(
+                url,
+                ca,
+                token_file,
+                insecure,
+                deadline,
+                untrusted=untrusted_relays,
+                client_cert=client_cert,
+                client_key=client_key,
+            )
             check_untrusted(untrusted_relays, protect_key_file)
             return inspect_publication(
                 output, target, peer, wanted, deadline, keys_file, protect_key_file

@@ -13,6 +13,8 @@ from kvcs.cli.frame import command
 from kvcs.cli.options import (
     AnchorsOption,
     CaOption,
+    ClientCertOption,
+    ClientKeyOption,
     DescriptorOption,
     InsecureOption,
     LikeOption,
@@ -45,6 +47,8 @@ def register(app: typer.Typer) -> None:
         tokens: TokensOption = None,
         descriptor: DescriptorOption = None,
         ca: CaOption = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
         token_file: TokenOption = None,
         protect_key_file: ProtectKeyOption = None,
         untrusted_relays: UntrustedRelaysOption = False,
@@ -63,7 +67,15 @@ def register(app: typer.Typer) -> None:
             wanted = KVCS_SCHEME.scope_id(files.read_scope(scope_key_file, output))
         else:
             wanted = read_prefix(output, scope_key_file, like, tokens, descriptor)
-        peer = Peer(relay, ca, token_file, insecure, untrusted=untrusted_relays)
+        peer = Peer(
+            relay,
+            ca,
+            token_file,
+            insecure,
+            untrusted=untrusted_relays,
+            client_cert=client_cert,
+            client_key=client_key,
+        )
         async with peer.connect() as session:
             subscriber = Subscriber(session, protection=ring)
             if isinstance(wanted, Prefix):

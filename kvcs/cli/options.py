@@ -83,6 +83,26 @@ TokenOption = Annotated[
         " one instead.",
     ),
 ]
+ClientCertOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--client-cert",
+        metavar="FILE",
+        help="Certificate chain to show to a peer that asks for one, PEM; needs --client-key.",
+    ),
+]
+ClientKeyOption = Annotated[
+    Path | None,
+    typer.Option("--client-key", metavar="FILE", help="Private key of --client-cert, PEM."),
+]
+ClientCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--client-ca",
+        metavar="FILE",
+        help="PEM file of authorities: whoever connects needs a client certificate of one of them.",
+    ),
+]
 KeysOption = Annotated[
     Path | None,
     typer.Option(
@@ -213,6 +233,10 @@ class Peer:
     """Seconds for which a lost session is tried for again; 0 does not."""
     untrusted: bool = False
     """Whether the relays that it leads to are not trusted."""
+    client_cert: Path | None = None
+    """Certificate chain that is shown where the peer asks for one."""
+    client_key: Path | None = None
+    """The key to it."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
@@ -235,6 +259,8 @@ class Peer:
             ca=self.ca,
             token=token,
             verify=not self.insecure,
+            client_cert=self.client_cert,
+            client_key=self.client_key,
             quic=quic,
             reconnect=Reconnect(deadline=self.reconnect) if self.reconnect else None,
             relays="untrusted" if self.untrusted else "trusted",

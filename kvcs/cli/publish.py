@@ -18,6 +18,8 @@ from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     RECONNECT_SECONDS,
     CaOption,
+    ClientCertOption,
+    ClientKeyOption,
     DatagramSizeOption,
     InsecureOption,
     LinesOption,
@@ -75,6 +77,8 @@ def register(app: typer.Typer) -> None:
             typer.Option("--key", metavar="FILE", help="With --serve: its private key, PEM."),
         ] = None,
         ca: CaOption = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
         token_file: TokenOption = None,
         sign_key_file: Annotated[
             Path | None,
@@ -169,6 +173,8 @@ def register(app: typer.Typer) -> None:
                 datagram_size,
                 reconnect,
                 untrusted_relays,
+                client_cert,
+                client_key,
             )
             for url in dict.fromkeys(relay or ())
         ]

@@ -17,6 +17,9 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     CaOption,
+    ClientCaOption,
+    ClientCertOption,
+    ClientKeyOption,
     DatagramSizeOption,
     InsecureOption,
     LinesOption,
@@ -93,6 +96,7 @@ def register(app: typer.Typer) -> None:
                 " default.",
             ),
         ] = None,
+        client_ca: ClientCaOption = None,
         goaway_uri: Annotated[
             str,
             typer.Option(
@@ -138,6 +142,8 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         ca: CaOption = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
         token_file: TokenOption = None,
         insecure: InsecureOption = False,
         datagram_size: DatagramSizeOption = None,
@@ -170,8 +176,11 @@ def register(app: typer.Typer) -> None:
             audience=tuple(audience or ()),
             goaway_uri=goaway_uri,
             goaway_timeout=goaway_timeout,
+            client_ca=client_ca,
             upstreams=tuple(upstream or ()),
             ca=ca,
+            client_cert=client_cert,
+            client_key=client_key,
             token=token_source(token_file) if upstream else None,
             verify=not insecure,
             quic=QuicSettings(datagram_size=datagram_size),

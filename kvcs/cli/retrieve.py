@@ -18,6 +18,8 @@ from kvcs.cli.options import (
     AnchorsOption,
     AnyRelaysOption,
     CaOption,
+    ClientCertOption,
+    ClientKeyOption,
     DatagramSizeOption,
     DeadlineOption,
     DescriptorOption,
@@ -111,6 +113,8 @@ def register(app: typer.Typer) -> None:
         anchors: AnchorsOption = None,
         lossy: LossyOption = False,
         ca: CaOption = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
         token_file: TokenOption = None,
         keys_file: KeysOption = None,
         require_signed: RequireSignedOption = False,
@@ -137,6 +141,8 @@ def register(app: typer.Typer) -> None:
                     datagram_size,
                     reconnect,
                     untrusted_relays,
+                    client_cert,
+                    client_key,
                 )
                 for url in dict.fromkeys(relay or ())
             ],
@@ -183,6 +189,8 @@ def register(app: typer.Typer) -> None:
         anchors: AnchorsOption = None,
         lossy: LossyOption = False,
         ca: CaOption = None,
+        client_cert: ClientCertOption = None,
+        client_key: ClientKeyOption = None,
         token_file: TokenOption = None,
         keys_file: KeysOption = None,
         require_signed: RequireSignedOption = False,
@@ -212,6 +220,8 @@ def register(app: typer.Typer) -> None:
                     datagram_size,
                     reconnect,
                     untrusted_relays,
+                    client_cert,
+                    client_key,
                 )
                 for url in dict.fromkeys(relay or ())
             ],

@@ -38,6 +38,8 @@ class Backend(Protocol):
         receiver_factory: ReceiverFactory,
         ca: Path | bytes | None,
         verify: bool,
+        cert: Path | None = None,
+        key: Path | None = None,
         settings: QuicSettings,
     ) -> Transport:
         """Complete a handshake; the receiver is made and told `connected` before this returns."""
@@ -50,6 +52,7 @@ class Backend(Protocol):
         receiver_factory: ReceiverFactory,
         cert: Path,
         key: Path,
+        client_ca: Path | bytes | None = None,
         settings: QuicSettings,
     ) -> Listener:
         """Listen; each connection gets a receiver when its handshake is complete."""

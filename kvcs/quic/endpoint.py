@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
-from kvcs.errors import ConnectionFailed, UsageError
+from kvcs.errors import ConnectionClosed, ConnectionFailed, UsageError
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event
 from kvcs.moqt.settings import ALPN, Role, SessionSettings
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.aioquic_backend.ending import OUR_CERTIFICATE_REFUSED, certificate_refused
 from kvcs.quic.backend import Listener, current_backend
 from kvcs.quic.connection import Connection
 from kvcs.quic.link import Link
@@ -52,6 +53,8 @@ async def open_connection(
     ca: Path | bytes | None = None,
     token: TokenSource | None = None,
     verify: bool = True,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
     observer: Observer | None = None,
@@ -90,7 +93,14 @@ async def open_connection(
 
     try:
         await current_backend.get().connect(
-            uri.host, uri.port, receiver_factory=receiver, ca=ca, verify=verify, settings=quic
+            uri.host,
+            uri.port,
+            receiver_factory=receiver,
+            ca=ca,
+            verify=verify,
+            cert=client_cert,
+            key=client_key,
+            settings=quic,
         )
     except BaseException:
         if keeper is not None:
@@ -110,6 +120,12 @@ async def open_connection(
         raise ConnectionFailed(
             f"{uri} sent no SETUP within {quic.connect_timeout:g} s; check that it speaks {ALPN}"
         ) from exc
+    except ConnectionClosed as exc:
+        await connection.close_alone()
+        # A client's handshake is complete before the server has looked at its certificate.
+        if exc.code is None and exc.reason.startswith(OUR_CERTIFICATE_REFUSED):
+            raise certificate_refused(str(uri), exc.reason) from exc
+        raise
     except BaseException:
         await connection.close_alone()
         raise
@@ -123,6 +139,8 @@ async def connect(
     ca: Path | bytes | None = None,
     token: TokenSource | None = None,
     verify: bool = True,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
     datagram_size: int | None = None,
@@ -142,6 +160,8 @@ async def connect(
             whole session. A function is called again before the token expires, and the new one goes
             into every later request, and into a REQUEST_UPDATE of each that is under way.
         verify: False accepts any certificate: for tests on one machine only.
+        client_cert: PEM file with the certificate chain to show where the peer asks for one.
+        client_key: PEM file with the key to it.
         session: limits and options of the session.
         quic: settings of the transport.
         datagram_size: octets of UDP payload to send, in place of what the path is found to carry.
@@ -155,9 +175,10 @@ async def connect(
 
     Raises:
         UsageError: the URL, the token or a setting cannot be used.
-        CertificateError: the peer's certificate does not verify.
+        CertificateError: the peer's certificate does not verify, or the peer refuses ours.
         ConnectionFailed: nobody answered in time.
         ConnectionClosed: the peer closed before its SETUP.
+        FileError: a file of certificates or of a key cannot be used.
     """
     check_relay_trust(relays)
     _log.info("relays", trust=relays, peer=str(url))
@@ -166,6 +187,8 @@ async def connect(
         ca=ca,
         token=token,
         verify=verify,
+        client_cert=client_cert,
+        client_key=client_key,
         session=session,
         quic=_pinned(quic, datagram_size),
         relays=relays,
@@ -242,6 +265,7 @@ class Server:
         *,
         cert: Path,
         key: Path,
+        client_ca: Path | bytes | None = None,
         quic: QuicSettings | None = None,
         token: TokenSource | None = None,
     ) -> None:
@@ -252,7 +276,13 @@ class Server:
             await self._keeper.start(quic.connect_timeout)
         try:
             self._listener = await current_backend.get().listen(
-                host, port, receiver_factory=self._accept, cert=cert, key=key, settings=quic
+                host,
+                port,
+                receiver_factory=self._accept,
+                cert=cert,
+                key=key,
+                client_ca=client_ca,
+                settings=quic,
             )
         except BaseException:
             if self._keeper is not None:
@@ -337,6 +367,7 @@ async def serve(
     *,
     cert: Path,
     key: Path,
+    client_ca: Path | bytes | None = None,
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
     token: TokenSource | None = None,
@@ -350,6 +381,9 @@ async def serve(
         port: UDP port; 0 takes a free one.
         cert: PEM file with the certificate chain.
         key: PEM file with the private key.
+        client_ca: authorities, a PEM file or its octets: who connects needs a certificate of one of
+            them, for client authentication. The file is read again when it has changed. None asks
+            for no certificates.
         session: limits and options of every session.
         quic: settings of the transport.
         token: authorization that is shown to every peer; as for `connect`.
@@ -361,13 +395,15 @@ async def serve(
 
     Raises:
         ConnectionFailed: the address cannot be bound.
-        FileError: certificate or key cannot be used.
+        FileError: certificate, key or `client_ca` cannot be used.
     """
     check_relay_trust(relays)
     _log.info("relays", trust=relays, listening=f"{host}:{port}")
     server = Server(session, relays=relays)
     pinned = _pinned(quic, datagram_size)
-    await server.start(host, port, cert=cert, key=key, quic=pinned, token=token)
+    await server.start(
+        host, port, cert=cert, key=key, client_ca=client_ca, quic=pinned, token=token
+    )
     try:
         yield server
         try:

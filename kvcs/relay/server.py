@@ -88,12 +88,21 @@ class RelaySettings:
     token_skew: float = CLOCK_SKEW
     """Seconds by which an issuer's clock may differ from this one's."""
 
+    client_ca: Path | bytes | None = None
+    """Authorities, a PEM file or its octets: who connects needs a client certificate of one."""
+
     upstreams: tuple[str, ...] = ()
     """`moqt` URIs of relays or publishers that are asked for what nobody announced here, in this
     order."""
 
     ca: Path | bytes | None = None
     """Authorities to trust for upstreams, a PEM file or its octets; certifi's where None."""
+
+    client_cert: Path | None = None
+    """PEM file with the certificate chain to show to an upstream that asks for one."""
+
+    client_key: Path | None = None
+    """PEM file with the key to it."""
 
     token: TokenSource | None = field(default=None, repr=False)
     """This relay's own token for its upstreams; as for `kvcs.connect`. Those of its peers never go
@@ -141,6 +150,8 @@ class RelaySettings:
             raise UsageError(
                 f"a relay on {self.host!r} needs a name for tokens: audience (--audience)"
             )
+        if (self.client_cert is None) != (self.client_key is None):
+            raise UsageError("client_cert and client_key belong together: pass both, or neither")
         if not self.issuers_interval > 0:
             raise UsageError(f"issuers_interval must be above 0 s, not {self.issuers_interval}")
         if self.cache_disk_octets < 1:
@@ -238,7 +249,8 @@ class Relay:
                 settings.port,
                 cert=settings.cert,
                 key=settings.key,
-                quic=_bounded(settings.quic, settings.max_sessions),
+                client_ca=settings.client_ca,
+                quic=replace(settings.quic, max_connections=settings.max_sessions),
             )
         except BaseException:
             if self._disk is not None:
@@ -399,6 +411,8 @@ class Relay:
                 ca=settings.ca,
                 token=settings.token,
                 verify=settings.verify,
+                client_cert=settings.client_cert,
+                client_key=settings.client_key,
                 session=session,
                 quic=settings.quic,
                 observer=partial(self._observe, upstream=rank),
@@ -483,8 +497,3 @@ def _remembering(session: SessionSettings) -> SessionSettings:
     if session.max_auth_token_cache_size:
         return session
     return replace(session, max_auth_token_cache_size=TOKEN_CACHE_OCTETS)
-
-
-def _bounded(quic: QuicSettings, max_sessions: int) -> QuicSettings:
-    """The transport's settings with the relay's bound on sessions."""
-    return replace(quic, max_connections=max_sessions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from kvcs.quic.aioquic_backend import (
@@ -107,7 +108,11 @@ class Server:
 
 
 async def serve(
-    files: PemFiles, settings: QuicSettings | None = None, host: str = HOST, port: int = 0
+    files: PemFiles,
+    settings: QuicSettings | None = None,
+    host: str = HOST,
+    port: int = 0,
+    client_ca: Path | bytes | None = None,
 ) -> Server:
     """Listen, recording each connection."""
     server: Server
@@ -119,7 +124,13 @@ async def serve(
         return receiver
 
     listener = await listen_quic(
-        host, port, receiver_factory=make, cert=files.cert, key=files.key, settings=settings
+        host,
+        port,
+        receiver_factory=make,
+        cert=files.cert,
+        key=files.key,
+        client_ca=client_ca,
+        settings=settings,
     )
     server = Server(listener, files)
     return server

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from kvcs.errors import FileError
+from kvcs.errors import FileError, UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 
@@ -40,18 +40,34 @@ CURVES: Final = (ec.SECP256R1, ec.SECP384R1)
 
 
 def client_configuration(
-    settings: QuicSettings, *, server_name: str, ca: Path | bytes | None, verify: bool
+    settings: QuicSettings,
+    *,
+    server_name: str,
+    ca: Path | bytes | None,
+    verify: bool,
+    cert: Path | None = None,
+    key: Path | None = None,
 ) -> QuicConfiguration:
     """Configure a client that trusts `ca`: PEM octets, a PEM file, or None for certifi's store.
 
+    With `cert` and `key` it has a certificate to show where the server asks for one.
+
     Raises:
-        FileError: `ca` cannot be read or holds no certificate.
+        FileError: a file cannot be read, is of another kind, or the two do not belong together.
+        UsageError: there is a certificate without its key, or the other way round.
     """
+    if (cert is None) != (key is None):
+        raise UsageError("client_cert and client_key belong together: pass both, or neither")
     configuration = _configuration(settings, is_client=True)
     configuration.server_name = server_name
     configuration.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
     if ca is not None:
-        configuration.cadata = _authorities(ca)
+        # Written anew: the library splits files at bare line ends only.
+        configuration.cadata = b"".join(
+            each.public_bytes(Encoding.PEM) for each in authorities(ca, "ca")
+        )
+    if cert is not None and key is not None:
+        _identify(configuration, cert, key)
     return configuration
 
 
@@ -61,6 +77,13 @@ def server_configuration(settings: QuicSettings, *, cert: Path, key: Path) -> Qu
     Raises:
         FileError: a file cannot be read, is of another kind, or the two do not belong together.
     """
+    configuration = _configuration(settings, is_client=False)
+    _identify(configuration, cert, key)
+    return configuration
+
+
+def _identify(configuration: QuicConfiguration, cert: Path, key: Path) -> None:
+    """Give an endpoint the certificate that it shows, and the key to it."""
     chain = _certificates(_read(cert, "certificate"), f"certificate {fspath(cert)}")
     private_key = _private_key(key)
     if _public_octets(private_key.public_key()) != _public_octets(_public_key(chain[0], cert)):
@@ -71,11 +94,9 @@ def server_configuration(settings: QuicSettings, *, cert: Path, key: Path) -> Qu
     expires = chain[0].not_valid_after_utc
     if expires < datetime.datetime.now(datetime.UTC):
         log.warning("certificate_expired", certificate=fspath(cert), expired=str(expires))
-    configuration = _configuration(settings, is_client=False)
     configuration.certificate = chain[0]
     configuration.certificate_chain = chain[1:]
     configuration.private_key = private_key
-    return configuration
 
 
 def _configuration(settings: QuicSettings, *, is_client: bool) -> QuicConfiguration:
@@ -107,13 +128,15 @@ def _certificates(pem: bytes, what: str) -> list[x509.Certificate]:
         raise FileError(f"{what} holds no readable certificate: PEM is expected") from exc
 
 
-def _authorities(ca: Path | bytes) -> bytes:
-    """PEM of the authorities, written anew: the library splits files at bare line ends only."""
+def authorities(ca: Path | bytes, what: str) -> list[x509.Certificate]:
+    """Read certificates of authorities, from a PEM file or its octets; `what` names the setting.
+
+    Raises:
+        FileError: the file cannot be read, or there is no certificate in it.
+    """
     if isinstance(ca, bytes):
-        certificates = _certificates(ca, "ca")
-    else:
-        certificates = _certificates(_read(ca, "ca"), f"ca {fspath(ca)}")
-    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
+        return _certificates(ca, what)
+    return _certificates(_read(ca, what), f"{what} {fspath(ca)}")
 
 
 def _private_key(path: Path) -> ServerKey:

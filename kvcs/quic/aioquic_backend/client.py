@@ -42,6 +42,8 @@ async def connect_quic(
     server_name: str | None = None,
     ca: Path | bytes | None = None,
     verify: bool = True,
+    cert: Path | None = None,
+    key: Path | None = None,
     local_host: str | None = None,
     settings: QuicSettings | None = None,
 ) -> AioquicTransport:
@@ -59,6 +61,8 @@ async def connect_quic(
         server_name: name or address that the certificate must carry; `host` where None.
         ca: trusted authorities, a PEM file or PEM octets; certifi's store where None.
         verify: False accepts any certificate, and logs a warning.
+        cert: PEM file with the certificate chain to show to a server that asks for one.
+        key: PEM file with the key to it.
         local_host: local address to bind.
         settings: named numbers; the defaults where None.
 
@@ -68,13 +72,13 @@ async def connect_quic(
     Raises:
         CertificateError: the peer's certificate does not verify.
         ConnectionFailed: no connection came to be within `connect_timeout`.
-        FileError: `ca` cannot be used.
-        UsageError: port or `local_host` cannot be.
+        FileError: `ca`, `cert` or `key` cannot be used.
+        UsageError: port or `local_host` cannot be, or `cert` comes without `key`.
     """
     settings = settings or QuicSettings()
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     configuration = client_configuration(
-        settings, server_name=server_name or host, ca=ca, verify=verify
+        settings, server_name=server_name or host, ca=ca, verify=verify, cert=cert, key=key
     )
     if not verify:
         log.warning("certificate_not_verified", peer=target)

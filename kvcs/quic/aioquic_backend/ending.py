@@ -26,6 +26,9 @@ CERTIFICATE_ALERTS: Final = frozenset(
 )
 """TLS alerts that mean: the certificate does not verify."""
 
+OUR_CERTIFICATE_REFUSED: Final = "the peer refuses this side's certificate"
+"""Begins the reason of an end by such an alert of the peer, or where it wants one and got none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -60,6 +63,10 @@ def ending_of(event: ConnectionTerminated, *, by_peer: bool, idle_timeout: float
     if not by_peer and event.reason_phrase == IDLE_REASON:
         text = f"idle timeout: nothing was received for {idle_timeout:g} s"
         return Ending(code=None, reason=text, by_peer=False, idle=True)
+    alert = event.error_code - QuicErrorCode.CRYPTO_ERROR
+    if by_peer and (alert in CERTIFICATE_ALERTS or alert == AlertDescription.certificate_required):
+        text = f"{OUR_CERTIFICATE_REFUSED} ({AlertDescription(alert).name}: {reason or 'no more'})"
+        return Ending(code=None, reason=text, by_peer=True, transport_error=event.error_code)
     text = f"QUIC error {_error_name(event.error_code)}"
     if reason:
         text += f": {reason}"
@@ -83,9 +90,19 @@ def explain(ending: Ending, target: str, alpn: tuple[str, ...]) -> ConnectionFai
         )
     if ending.idle:
         return no_answer(target, None)
+    if ending.reason.startswith(OUR_CERTIFICATE_REFUSED):
+        return certificate_refused(target, ending.reason)
     who = "the peer ended" if ending.by_peer else "this side gave up"
     return ConnectionFailed(
         f"cannot connect to {target}: {who} the handshake ({ending.reason or 'no reason given'})"
+    )
+
+
+def certificate_refused(target: str, reason: str) -> CertificateError:
+    """Say that `target` wants another certificate of ours than it was shown, or one at all."""
+    return CertificateError(
+        f"cannot connect to {target}: {reason}; pass a certificate of an authority that it trusts,"
+        " for client authentication (client_cert and client_key, --client-cert and --client-key)"
     )
 
 

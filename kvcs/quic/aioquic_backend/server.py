@@ -20,6 +20,7 @@ from aioquic.quic.packet import (
 from kvcs.errors import ConnectionFailed
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
+from kvcs.quic.aioquic_backend.clients import ClientVerifier
 from kvcs.quic.aioquic_backend.ending import Ending
 from kvcs.quic.aioquic_backend.paths import datagram_sizes, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
@@ -46,6 +47,7 @@ async def listen_quic(
     receiver_factory: ReceiverFactory,
     cert: Path,
     key: Path,
+    client_ca: Path | bytes | None = None,
     settings: QuicSettings | None = None,
 ) -> AioquicListener:
     """Listen for QUIC connections.
@@ -57,15 +59,18 @@ async def listen_quic(
         receiver_factory: makes the receiver of each connection once its handshake is complete.
         cert: PEM file with the certificate chain, the server's own first.
         key: PEM file with the private key.
+        client_ca: authorities, a PEM file or its octets: clients need a certificate of one of
+            them. None asks for none.
         settings: named numbers; the defaults where None.
 
     Raises:
         ConnectionFailed: the address cannot be bound.
-        FileError: certificate or key cannot be used.
+        FileError: certificate, key or `client_ca` cannot be used.
         UsageError: the port cannot be.
     """
     settings = settings or QuicSettings()
     configuration = server_configuration(settings, cert=cert, key=key)
+    clients = None if client_ca is None else ClientVerifier(client_ca)
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         addresses = await resolve(host, port, 1)
@@ -81,7 +86,11 @@ async def listen_quic(
         ) from exc
     set_buffers(sock, settings.socket_buffer)
     listener = AioquicListener(
-        sock.getsockname(), configuration, settings=settings, receiver_factory=receiver_factory
+        sock.getsockname(),
+        configuration,
+        settings=settings,
+        receiver_factory=receiver_factory,
+        clients=clients,
     )
     joined = small_datagrams(address, settings.datagram_size)
     listener.attach(await open_udp(sock, listener, joined=joined))
@@ -111,6 +120,7 @@ class AioquicListener:
         *,
         settings: QuicSettings,
         receiver_factory: ReceiverFactory,
+        clients: ClientVerifier | None = None,
     ) -> None:
         """Make a listener for `address`; `listen_quic` does it."""
         self.host: Final = str(address[0])
@@ -118,6 +128,8 @@ class AioquicListener:
         self._configuration = configuration
         self._settings = settings
         self._receiver_factory = receiver_factory
+        self.clients: Final = clients
+        """Decides about clients' certificates; None where none are asked for."""
         self._udp: Udp | None = None
         self._routes: dict[bytes, _Entry] = {}
         self._entries: dict[Driven, _Entry] = {}
@@ -294,6 +306,7 @@ class AioquicListener:
             settings=settings,
             original_destination_connection_id=original,
             retry_source_connection_id=header.destination_cid if header.token else None,
+            clients=self.clients,
         )
         transport = AioquicTransport(
             quic,

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionFailed
+from kvcs.errors import ConnectionFailed, UsageError
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.aioquic_backend.ending import no_answer, nobody_listens
 from kvcs.quic.backend import Listener, Path
@@ -37,6 +37,8 @@ class ModelBackend:
         receiver_factory: ReceiverFactory,
         ca: Path | bytes | None,
         verify: bool,
+        cert: Path | None = None,
+        key: Path | None = None,
         settings: QuicSettings,
     ) -> Transport:
         """Shake hands with a listener of the network.
@@ -59,13 +61,17 @@ class ModelBackend:
         receiver_factory: ReceiverFactory,
         cert: Path,
         key: Path,
+        client_ca: Path | bytes | None = None,
         settings: QuicSettings,
     ) -> Listener:
         """Listen on this host, whatever address is named.
 
         Raises:
             ConnectionFailed: the port is taken.
+            UsageError: clients are to show certificates; this network has none.
         """
+        if client_ca is not None:
+            raise UsageError("a virtual network has no client certificates: leave client_ca out")
         try:
             return ModelListener(self._host, port, receiver_factory, settings)
         except OSError as exc:

@@ -28,6 +28,8 @@ class Recording:
         receiver_factory: ReceiverFactory,
         ca: Path | bytes | None,
         verify: bool,
+        cert: Path | None = None,
+        key: Path | None = None,
         settings: QuicSettings,
     ) -> Transport:
         """See `Backend`."""
@@ -37,6 +39,8 @@ class Recording:
             receiver_factory=self._noting(receiver_factory),
             ca=ca,
             verify=verify,
+            cert=cert,
+            key=key,
             settings=settings,
         )
 
@@ -48,6 +52,7 @@ class Recording:
         receiver_factory: ReceiverFactory,
         cert: Path,
         key: Path,
+        client_ca: Path | bytes | None = None,
         settings: QuicSettings,
     ) -> Listener:
         """See `Backend`."""
@@ -57,6 +62,7 @@ class Recording:
             receiver_factory=self._noting(receiver_factory),
             cert=cert,
             key=key,
+            client_ca=client_ca,
             settings=settings,
         )
 

@@ -17,6 +17,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from kvcs.cli.authority import Issued, make_authority, make_server
 from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.clients import ClientVerifier
 
 Run = Callable[..., Any]
 
@@ -97,6 +98,33 @@ def test_one_authority_signs_several_servers(run: Run, tmp_path: Path) -> None:
     server = load(tmp_path / "relay-2-cert.pem")
     verify(load(tmp_path / "ca.pem"), server, x509.DNSName("two.example"))
     assert stat.S_IMODE((tmp_path / "relay-2-key.pem").stat().st_mode) == 0o600
+
+
+def test_a_clients_certificate_is_for_clients_alone(run: Run, tmp_path: Path) -> None:
+    run("certs", "--out", tmp_path)
+    ran = run("certs", "--out", tmp_path, "--client", "site-one", "--json")
+    assert (ran.code, ran.json()["authority"], ran.json()["names"]) == (0, "kept", ["site-one"])
+    ca, client = load(tmp_path / "ca.pem"), load(tmp_path / "site-one-cert.pem")
+    assert stat.S_IMODE((tmp_path / "site-one-key.pem").stat().st_mode) == 0o600
+    ClientVerifier(tmp_path / "ca.pem").check(client, [])
+    with pytest.raises(x509.ExtensionNotFound):  # nobody can call a server by it
+        client.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    with pytest.raises(VerificationError):
+        verify(ca, client, x509.DNSName("localhost"))
+    again = run("certs", "--out", tmp_path, "--client", "site-one")
+    assert again.code == 2 and "--force" in again.line()
+
+
+@pytest.mark.parametrize("words", [("--name", "localhost"), ("--server", "two")])
+def test_a_client_has_no_servers_names(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+    ran = run("certs", "--out", tmp_path, "--client", "site-one", *words)
+    assert ran.code == 2 and "--client" in ran.line()
+
+
+@pytest.mark.parametrize("client", ["../x", "a/b", ".hidden", "ca", " "])
+def test_a_clients_name_stays_in_the_folder(run: Run, tmp_path: Path, client: str) -> None:
+    assert run("certs", "--out", tmp_path / "c", "--client", client).code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("server", ["../x", "a/b", ".hidden", "ca", " "])

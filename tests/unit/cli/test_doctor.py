@@ -82,6 +82,36 @@ def test_a_secret_that_others_can_read(run: Run, made: Path, name: str) -> None:
     assert "chmod 600" in found["advice"] and "0640" in found["problem"]
 
 
+def test_certificates_that_expire_or_are_for_something_else(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    assert run("certs", "--out", folder).code == 0
+    assert run("certs", "--out", folder, "--client", "site-one").code == 0
+    client = ("--client-cert", folder / "site-one-cert.pem")
+    key = ("--client-key", folder / "site-one-key.pem")
+    servers = ("--cert", folder / "cert.pem", "--client-ca", folder / "ca.pem")
+    good = run("doctor", *client, *key, *servers, "--json")
+    assert (good.code, good.json()) == (0, []), good.err
+
+    [found] = run("doctor", "--client-cert", folder / "cert.pem", "--json").json()
+    assert found["check"] == "certificate_purpose"
+    (folder / "site-one-key.pem").chmod(0o644)
+    [found] = run("doctor", *key, "--json").json()
+    assert found["check"] == "secret_readable"
+    short = ("--out", folder, "--client", "site-two", "--days", "1")
+    assert run("certs", *short).code == 0
+    [found] = run("doctor", "--client-cert", folder / "site-two-cert.pem", "--json").json()
+    assert found["check"] == "certificate_expires" and "1.0 days" in found["problem"]
+    later = time.time() + 2 * 86_400
+    [gone] = findings(Chosen(client_cert=folder / "site-two-cert.pem"), later)
+    assert (gone.check, gone.problem) == ("certificate_expires", "it has expired")
+    (folder / "broken.pem").write_text("nothing")
+    for name in ("broken.pem", "none.pem"):
+        [found] = run("doctor", "--cert", folder / name, "--json").json()
+        assert found["check"] == "unreadable"
+    [found] = run("doctor", "--allow-anyone", *servers, "--json").json()
+    assert found["check"] == "open_relay" and "has a certificate" in found["problem"]
+
+
 @pytest.mark.parametrize(
     ("words", "check"),
     [

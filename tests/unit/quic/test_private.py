@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 
 import pytest
+from aioquic import tls
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic import connection
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
+from cryptography import x509
 
 from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.aioquic_backend.private import check_version
+from kvcs.quic.aioquic_backend.private.authentication import require_certificate
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.connection import MAX_PENDING_DATAGRAMS
 from kvcs.quic.aioquic_backend.private.packets import BURST_PACKETS, BurstPacer
-from tests.unit.quic.pair import Pair
+from tests.unit.quic.pair import Pair, identity
 
 WINDOW = 64 * 1024
 
@@ -68,6 +73,71 @@ def test_the_queue_of_streams_is_set_anew_for_each_packet() -> None:
     assert "for stream in self._streams_queue:\n" in source
     assert inspect.getsource(QuicConnection).count("self._streams_queue.append(stream)") == 2
     assert inspect.getsource(QuicConnection).count("self._streams_queue") == 7
+
+
+def test_a_server_asks_for_certificates_where_it_is_known_to() -> None:
+    """What `require_certificate` rests on: where the library looks, and what it leaves to us."""
+    source = inspect.getsource(tls.Context)
+    assert source.count("self._request_client_certificate") == 3, "set once, looked at twice"
+    assert source.count("self._server_handle_certificate(input_buf)") == 1
+    assert source.count("self._server_handle_certificate_verify(input_buf)") == 1
+    assert "_check_certificate_verify_signature" in inspect.getsource(
+        tls.Context._server_handle_certificate_verify
+    )
+    assert "verify_certificate(" not in inspect.getsource(
+        tls.Context._server_handle_certificate_verify
+    ), "the library looks at a client's chain itself now"
+    # A resumed session would show no certificate: nothing here keeps tickets.
+    assert inspect.getsource(QuicConnection).count("if self._session_ticket_fetcher is not") == 1
+
+
+class Nobody:
+    """Lets no client in."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def check(self, certificate: x509.Certificate, chain: Sequence[x509.Certificate], /) -> None:
+        self.asked.append(len(chain))
+        raise tls.AlertBadCertificate("not you")
+
+    def count(self, alert: tls.Alert, /) -> None:
+        self.asked.append(-1)
+
+
+@pytest.mark.parametrize("certified", [True, False])
+def test_a_finished_behind_a_refused_certificate_completes_no_handshake(certified: bool) -> None:
+    ca, leaf = identity()
+    client = tls.Context(is_client=True, cadata=ca.certificate_pem, server_name="localhost")
+    server = tls.Context(is_client=False)
+    server.certificate, server.certificate_private_key = leaf.certificate, leaf.key
+    if certified:
+        client.certificate, client.certificate_private_key = leaf.certificate, leaf.key
+    nobody = Nobody()
+    require_certificate(server, nobody)
+
+    def step(context: tls.Context, octets: bytes) -> bytes:
+        buffers = {epoch: Buffer(capacity=8192) for epoch in tls.Epoch}
+        context.handle_message(octets, buffers)
+        return b"".join(buffer.data for buffer in buffers.values())
+
+    flight = step(client, step(server, step(client, b"")))
+    messages = []
+    while flight:
+        size = 4 + int.from_bytes(flight[1:4])
+        messages.append(flight[:size])
+        flight = flight[size:]
+    *shown, finished = messages
+    assert len(shown) == (2 if certified else 1)
+    with pytest.raises(tls.Alert) as caught:
+        for message in shown:
+            step(server, message)
+    wanted = "bad_certificate" if certified else "certificate_required"
+    assert caught.value.description.name == wanted
+    assert nobody.asked == ([0] if certified else [-1])
+    with pytest.raises(tls.AlertUnexpectedMessage):
+        step(server, finished)
+    assert server.state is not tls.State.SERVER_POST_HANDSHAKE
 
 
 def test_stream_credit_of_512_is_granted_both_ways() -> None:

@@ -16,6 +16,7 @@ from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.private.authentication import Clients, require_certificate
 from kvcs.quic.aioquic_backend.private.congestion import PathWatcher, WatchingReno
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
@@ -45,7 +46,9 @@ class Connection(ReceivingConnection):
         settings: QuicSettings,
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
+        clients: Clients | None = None,
     ) -> None:
+        self._clients = clients
         super().__init__(
             configuration=configuration,
             settings=settings,
@@ -246,6 +249,11 @@ class Connection(ReceivingConnection):
         self.peer_closed = self.peer_closed or open_until_now
 
     # Facts of the path.
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        if self._clients is not None:
+            require_certificate(self.tls, self._clients)
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket)

@@ -17,14 +17,15 @@ from kvcs.kv import DataTrack, Ledger
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.intervals import FIRST, LAST, LocationSet, following
+from kvcs.moqt.intervals import EVERYTHING, LocationSet, Span, following
 from kvcs.moqt.messages import FetchOk, RequestError, retry_after_ms
-from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location, TrackNamespace
+from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.observe import get_logger
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
+from kvcs.quic.together import all_of
 
 _log = get_logger("kvcs.recovery")
 
@@ -39,25 +40,6 @@ ROUNDS_BEFORE_RECOMPUTING = 2
 
 MAX_FETCHES = 8
 """FETCHes of one retrieval that run at a time; a publisher takes 16 of one subscriber."""
-
-
-class Span(NamedTuple):
-    """A range of Locations of a track, both ends inclusive."""
-
-    first: Location
-    """Smallest Location."""
-
-    last: Location
-    """Largest Location."""
-
-    @classmethod
-    def of_group(cls, group_id: int) -> Span:
-        """A whole Group."""
-        return cls(Location(group_id, 0), Location(group_id, MAX_VI64))
-
-
-EVERYTHING = Span(FIRST, LAST)
-"""A whole track."""
 
 
 class RecoverySettings(Protocol):
@@ -81,6 +63,9 @@ FetchEnd = Callable[[str | None], None]
 
 class Receiver(Protocol):
     """Takes the events of a FETCH of one data track."""
+
+    taken: int
+    """Objects that it brought."""
 
     def drop(self) -> None:
         """Give up what is on its way."""
@@ -156,6 +141,8 @@ class Recovery:
     def __init__(self, patient: Patient, settings: RecoverySettings) -> None:
         self.fetches = 0
         """FETCHes made so far."""
+        self.of_twins = 0
+        """Objects that other publications brought."""
         self._patient = patient
         self._settings = settings
         self._lost: dict[DataTrack, LocationSet] = {}
@@ -320,9 +307,8 @@ class Recovery:
         try:
             async with asyncio.timeout(seconds):
                 for start in range(0, len(runs), MAX_FETCHES):
-                    async with asyncio.TaskGroup() as group:
-                        for run in runs[start : start + MAX_FETCHES]:
-                            group.create_task(self._fetch(run, source, twin))
+                    now = runs[start : start + MAX_FETCHES]
+                    await all_of([self._fetch(run, source, twin) for run in now])
         except TimeoutError:
             self._failure = f"{source.peer} did not answer within {seconds:g} s"
 
@@ -487,6 +473,8 @@ class Recovery:
             connection.cancel(request_id)
             if not ours:
                 receiver.drop()
+            if twin is not None:
+                self.of_twins += receiver.taken
         if failure is not None:
             self._failure = failure
         if ours and self._patient.comes_of_itself(run.track):

@@ -7,11 +7,31 @@ the status of an Object is unknown.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 from kvcs.moqt.names import MAX_VI64, Location
 
 FIRST = Location(0, 0)
 LAST = Location(MAX_VI64, MAX_VI64)
+
+
+class Span(NamedTuple):
+    """A range of Locations of a track, both ends inclusive."""
+
+    first: Location
+    """Smallest Location."""
+
+    last: Location
+    """Largest Location."""
+
+    @classmethod
+    def of_group(cls, group_id: int) -> Span:
+        """A whole Group."""
+        return cls(Location(group_id, 0), Location(group_id, MAX_VI64))
+
+
+EVERYTHING = Span(FIRST, LAST)
+"""A whole track."""
 
 
 def following(location: Location) -> Location | None:

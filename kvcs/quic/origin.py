@@ -37,8 +37,9 @@ class Origin:
         self._connections: dict[Connection, _Attached] = {}
         self._waited_for: set[TrackNamespace] = set()
         """Namespaces whose answer somebody waits for, whatever session gives it."""
-        self._came: set[asyncio.Event] = set()
-        """Set when a session came, or none will come; whoever waits has one of its own."""
+        self._came: dict[asyncio.Event, None] = {}
+        """Set when a session came, or none will come; whoever waits has one of its own. In order:
+        a set's would be another one in each run."""
         self._ending: set[asyncio.Task[None]] = set()
         """Tasks of sessions that are over; each leaves when it has ended."""
 
@@ -178,7 +179,7 @@ class Origin:
         self._name_to_subscribers(namespace)
         self._waited_for.add(namespace)
         came = asyncio.Event()
-        self._came.add(came)
+        self._came[came] = None
         asked = set(self._connections)
         try:
             while not await self._announce_everywhere(namespace):
@@ -192,7 +193,7 @@ class Origin:
             raise
         finally:
             self._waited_for.discard(namespace)
-            self._came.discard(came)
+            self._came.pop(came, None)
         for connection, attached in self._connections.items():
             # One that came before the others had answered: they may be about to go.
             if connection not in asked and namespace not in attached.announcements:

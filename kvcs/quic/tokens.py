@@ -106,7 +106,7 @@ class TokenKeeper:
         self._clock = time.time if clock is None else clock
         self._current: ResolvedToken | None = None
         self._expires: float | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, within: float) -> ResolvedToken:
@@ -142,8 +142,8 @@ class TokenKeeper:
 
     def attach(self, connection: Connection) -> None:
         """Renew the token on a session too, whose SETUP has the current one, until it closes."""
-        self._connections.add(connection)
-        connection.on_closed(lambda: self._connections.discard(connection))
+        self._connections[connection] = None
+        connection.on_closed(lambda: self._connections.pop(connection, None))
 
     def stop(self) -> None:
         """Renew it no longer."""

@@ -13,6 +13,7 @@ from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.intervals import following
 from kvcs.moqt.messages import RequestOk, SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
@@ -234,6 +235,11 @@ class Sources:
         if alone and known is not None and (largest is None or largest < known):
             # Its publisher began anew at Locations that are cached of an earlier publication.
             owner.begin_anew()
+        if known is not None and largest is not None and largest > known:
+            if self.established:
+                upstream.before = known, largest  # the others bring it, or leave
+            else:
+                self._go_on_anew()
         upstream.established = True
         self._keep_alone(upstream, now)
         owner.take_properties(properties)
@@ -378,6 +384,23 @@ class Sources:
             if isinstance(listener, SubscriptionDelivery):
                 listener.streams_missed = True
 
+    def _lacks_what_was_before(self) -> bool:
+        """Whether each upstream that is left began behind Objects that have not come."""
+        left = [upstream.before for upstream in self._upstreams.values() if upstream.established]
+        unknown = self._owner.track.first_unknown
+        return bool(left) and all(
+            gap is not None and unknown(following(gap[0]) or gap[1], gap[1]) for gap in left
+        )
+
+    def _go_on_anew(self) -> None:
+        """Objects were published while no upstream was followed that brings them: who follows the
+        Track asks again, with a fill, as where its publisher was lost."""
+        for listener in list(self._owner.track.listeners):
+            if isinstance(listener, SubscriptionDelivery):
+                listener.host.subscription_failed(
+                    listener, PublishDoneCode.GOING_AWAY, "a publisher was lost"
+                )
+
     def session_lost(self, key: int, now: float) -> None:
         """A session is gone, and what came from it.
 
@@ -443,6 +466,8 @@ class Sources:
             owner.check_idle(now)
             return
         if self._upstreams:
+            if upstream.established and self._lacks_what_was_before():
+                self._go_on_anew()
             return
         if upstream.established:
             if status != PublishDoneCode.TRACK_ENDED and owner.whole:

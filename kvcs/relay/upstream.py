@@ -240,6 +240,10 @@ class Upstream:
     fill: Retrieval | None = None
     """The fill that its SUBSCRIBE asked for, while it runs."""
 
+    before: tuple[Location, Location] | None = None
+    """What was published before it was established, and was not here then, for others that are
+    followed to bring: behind the first Location, up to the second."""
+
     streams: dict[int, SubgroupIntake] = field(default_factory=dict)
     """Subgroup streams that are open."""
 

@@ -63,6 +63,7 @@ def report_of(retrieval: Retrieval) -> CacheReport:
         manifest_versions=follower.versions,
         refetches=retrieval.refetches,
         moves=retrieval.passage.moves,
+        from_other_publications=retrieval.from_other_publications,
         fetched_over_http=retrieval.fetched_elsewhere,
         recomputed=counters.supplied,
         open_seconds=retrieval.manifest_at - retrieval.opened_at,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from kvcs.errors import ConnectionClosed, KvcsError, Redirected, RequestError
 from kvcs.kv import DataTrack, Ledger, SegmentEntry
 from kvcs.moqt.errors import RequestCode
+from kvcs.moqt.intervals import Span
 from kvcs.moqt.names import Location, TrackNamespace
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
-from kvcs.recovery import Span
 from kvcs.subscriber.manifests import ManifestFollower
 
 if TYPE_CHECKING:

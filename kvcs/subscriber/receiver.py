@@ -14,11 +14,12 @@ from kvcs.errors import (
     RequestError,
 )
 from kvcs.kv import DataTrack, Ledger, Slot
+from kvcs.kv.slots import Outcome
 from kvcs.kv.unsealing import QUIET_CHECKS, SealedSlot
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.errors import PublishDoneCode
-from kvcs.moqt.intervals import FIRST, following
+from kvcs.moqt.intervals import EVERYTHING, FIRST, Span, following
 from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import MAX_VI64, Location
 from kvcs.moqt.objects import (
@@ -36,7 +37,7 @@ from kvcs.moqt.store import DEFAULT_PRIORITY
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.replies import refusal
-from kvcs.recovery import EVERYTHING, FetchEnd, Span
+from kvcs.recovery import FetchEnd
 from kvcs.subscriber.protection import default_priority, immutable_properties
 
 _log = get_logger("kvcs.subscriber")
@@ -114,6 +115,8 @@ class TrackReceiver:
         """Whether nothing more comes of itself, live Objects included."""
         self.octets = 0
         """Payload octets so far."""
+        self.taken = 0
+        """Objects so far that were not copies of what was there."""
         self._connection = connection
         self._ledger = ledger
         self._taker = taker
@@ -258,10 +261,11 @@ class TrackReceiver:
         if slot is None:
             return
         try:
-            slot.finish()
+            outcome = slot.finish()
         except ObjectError as exc:
             self._rejected(exc, slot.location)
         else:
+            self.taken += outcome is not Outcome.DUPLICATE
             self._taker.verified()
 
     def _rejected(self, error: ObjectError, location: Location) -> None:

@@ -8,12 +8,11 @@ from typing import Literal
 from kvcs.errors import RequestError
 from kvcs.kv import DataTrack, Ledger, Manifest, SegmentEntry
 from kvcs.moqt import events
-from kvcs.moqt.intervals import FIRST
+from kvcs.moqt.intervals import EVERYTHING, FIRST, Span
 from kvcs.moqt.names import MAX_VI64, Location, TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.replies import refusal
-from kvcs.recovery import EVERYTHING, Span
 from kvcs.subscriber.group_fetches import GroupByGroup
 from kvcs.subscriber.receiver import Taker, TrackReceiver
 from kvcs.subscriber.requests import Handler, TrackRequests

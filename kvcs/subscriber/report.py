@@ -89,6 +89,9 @@ class CacheReport:
     moves: int
     """Times that it went on over another session, or anew over the same one."""
 
+    from_other_publications: int
+    """Objects that were fetched of another publication, both being deterministic."""
+
     fetched_over_http: int
     """Objects that came from the fallback."""
 

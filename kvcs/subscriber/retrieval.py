@@ -14,9 +14,10 @@ from kvcs.errors import (
     UsageError,
 )
 from kvcs.kv import DataTrack, LayerTensors, Ledger, Manifest, Prefix, SegmentEntry
+from kvcs.moqt.intervals import EVERYTHING, Span
 from kvcs.moqt.names import Location, TrackNamespace
 from kvcs.quic.connection import Connection
-from kvcs.recovery import EVERYTHING, Recovery, Span
+from kvcs.recovery import Recovery
 from kvcs.subscriber.alone import Alone
 from kvcs.subscriber.facts import log_end
 from kvcs.subscriber.last_means import LastMeans
@@ -170,6 +171,11 @@ class Retrieval:
     def refetches(self) -> int:
         """FETCHes made in recovery."""
         return self._recovery.fetches
+
+    @property
+    def from_other_publications(self) -> int:
+        """Objects that other publications brought."""
+        return self._recovery.of_twins
 
     # What the Subscriber calls
 

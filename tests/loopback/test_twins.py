@@ -89,6 +89,7 @@ async def test_over_another_session(files: PemFiles) -> None:
                 assert [layer.index for layer in got] == [0, 1, 2, 3]
                 assert all(same(layer, toy) for layer in got)
                 assert cache.namespace == raw.namespace
+                assert cache.report.from_other_publications == 1
 
 
 def _named(raw: RawPublication) -> kvcs.PublicationNamespace:

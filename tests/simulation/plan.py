@@ -7,15 +7,10 @@ from random import Random
 from typing import Literal
 
 from kvcs.testing.network import Conditions
+from tests.simulation.faults import HARMLESS, Fault, FaultKind
 
 Topology = Literal["direct", "relay", "two producers", "two relays"]
-FaultKind = Literal[
-    "blackout", "long blackout", "sever", "move", "stall", "mtu", "burst", "kill", "restart"
-]
 End = Literal["finish", "abort", "raise", "cancel", "vanish"]
-
-HARMLESS: frozenset[FaultKind] = frozenset({"move", "stall", "blackout", "burst", "mtu"})
-"""Faults that a connection outlives, so a retrieval with enough time must be complete."""
 
 AMPLE = 60.0
 """Seconds in which a retrieval over a path that only loses and delays is surely complete."""
@@ -74,16 +69,6 @@ class ConsumerPlan:
 
     middles: tuple[int, ...] = (0,)
     """Which of `Plan.middles` it has sessions with."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong."""
-
-    at: float
-    kind: FaultKind
-    host: str
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -170,8 +155,8 @@ def draw(seed: int, quic: Literal["model", "aioquic"] | None = None) -> Plan:
         topology=topology,
         producers=producers,
         consumers=consumers,
-        conditions={name: _conditions(random) for name in names},
-        faults=_faults(random, names, calm),
+        conditions={name: drawn_conditions(random) for name in names},
+        faults=drawn_faults(random, names, calm),
         send_buffer=random.choice([1500, 6000, 30_000]) if small else 2 << 20,
         receive_window=random.choice([4000, 16_000, 64_000]) if small else 16 << 20,
         stream_window=random.choice([2000, 8000]) if small else 4 << 20,
@@ -232,7 +217,8 @@ def _consumer(
     )
 
 
-def _conditions(random: Random) -> Conditions:
+def drawn_conditions(random: Random) -> Conditions:
+    """What the path of a host is like."""
     rough = random.random() < 0.6
     return Conditions(
         delay=random.choice([0.0005, 0.005, 0.03, 0.1]),
@@ -245,7 +231,8 @@ def _conditions(random: Random) -> Conditions:
     )
 
 
-def _faults(random: Random, names: list[str], calm: bool) -> tuple[Fault, ...]:
+def drawn_faults(random: Random, names: list[str], calm: bool) -> tuple[Fault, ...]:
+    """What goes wrong; only what connections outlive where it is calm."""
     kinds: list[FaultKind] = sorted(HARMLESS)
     if not calm:
         kinds = [*kinds, "long blackout", "sever", "kill", "kill", "restart"]

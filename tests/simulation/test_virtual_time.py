@@ -137,6 +137,21 @@ def test_leftovers_names_tasks_timers_ports_and_errors() -> None:
     assert found[2] == "port a:40000"
 
 
+def test_the_time_out_of_a_test_runner_ends_the_run() -> None:
+    class OutOfTime(BaseException):
+        """As pytest's `Failed` is one."""
+
+    def interrupted() -> None:
+        raise OutOfTime
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1, interrupted)
+        await asyncio.sleep(2)
+
+    with pytest.raises(OutOfTime):
+        run(main())
+
+
 def test_a_network_needs_virtual_time() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="virtual time"):

@@ -10,11 +10,12 @@ from random import Random
 
 import kvcs
 from kvcs.moqt.names import FullTrackName, Location
-from kvcs.testing.network import Network, Path, Trace, leftovers, run, write_credentials
+from kvcs.testing.network import Network, Trace, leftovers, run, write_credentials
 from kvcs.testing.network.certificates import Credentials
 from tests.simulation.content import Content, content
+from tests.simulation.faults import strike
 from tests.simulation.joining import join
-from tests.simulation.plan import ConsumerPlan, Fault, Plan, ProducerPlan
+from tests.simulation.plan import ConsumerPlan, Plan, ProducerPlan
 
 PORT = 4433
 LIMIT = 600.0
@@ -32,9 +33,6 @@ UNFOLLOWED = 9.0
 
 SETTLE = 12.0
 """Seconds after the end in which every packet under way has arrived."""
-
-KILLED = 0x1
-"""Code with which a transport is closed behind its session's back."""
 
 
 @dataclass
@@ -193,7 +191,10 @@ class _World:
         consumers = [
             asyncio.create_task(self._consume(each), name=each.name) for each in plan.consumers
         ]
-        faults = [asyncio.create_task(self._fault(each)) for each in plan.faults]
+        faults = [
+            asyncio.create_task(strike(self.network, each, plan.middles, self._restart_any))
+            for each in plan.faults
+        ]
         results = await asyncio.gather(*consumers, return_exceptions=True)
         for each, result in zip(plan.consumers, results, strict=True):
             end = result if isinstance(result, str) else _text(result)
@@ -466,41 +467,8 @@ class _World:
             ping_interval=PING,
         )
 
-    async def _fault(self, fault: Fault) -> None:
-        await asyncio.sleep(fault.at)
-        network = self.network
-        network.note("fault", fault.kind, fault.host)
-        host = network.host(fault.host)
-        listens = fault.host in self.plan.middles
-        paths = [network.path(host, middle) for middle in self.plan.middles if middle != host.name]
-        if fault.kind in ("blackout", "long blackout"):
-            for path in paths:
-                path.blackout(60.0 if fault.kind == "long blackout" else fault.seconds)
-        elif fault.kind == "sever" and not listens:
-            host.sever()
-        elif fault.kind == "move" and not listens:
-            host.move()
-        elif fault.kind == "stall":
-            host.stall(fault.seconds)
-        elif fault.kind == "restart":
-            await self._restart(self.random.choice(self.plan.middles), fault.seconds)
-        elif fault.kind == "kill":
-            for session in host.sessions:
-                if session.is_open:
-                    session.transport.close(KILLED, "killed")
-        elif fault.kind == "mtu":
-            await self._changed(paths, fault.seconds, mtu=600)
-        elif fault.kind == "burst":
-            await self._changed(paths, fault.seconds, loss=0.5)
-
-    async def _changed(self, paths: list[Path], seconds: float, **changes: float) -> None:
-        """Change conditions for a while."""
-        before = [(link, link.conditions) for path in paths for link in (path.there, path.back)]
-        for path in paths:
-            path.change(**changes)
-        await asyncio.sleep(seconds)
-        for link, conditions in before:
-            link.change(**{name: getattr(conditions, name) for name in changes})
+    async def _restart_any(self, seconds: float) -> None:
+        await self._restart(self.random.choice(self.plan.middles), seconds)
 
     async def _restart(self, name: str, seconds: float) -> None:
         """A relay stops, without a word to anyone, and another one starts in its place."""

@@ -10,9 +10,10 @@ from typing import Any, cast
 from kvcs.errors import MissingBlocks
 from kvcs.kv import Component
 from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.intervals import EVERYTHING
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.recovery import EVERYTHING, MAX_FETCHES, Recovery
+from kvcs.recovery import MAX_FETCHES, Recovery
 from tests.builders import QUICK
 from tests.unit.kv.toy import fill, toy_prefix, toy_publication
 

@@ -149,7 +149,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (address, port))]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep the context in `errors`, and handle it as asyncio does."""
+        """Keep the context in `errors`, and handle it as asyncio does.
+
+        What is no `Exception`, such as the time-out of a test runner, ends the run instead: it
+        says nothing about the code that happened to run.
+        """
+        exception = context.get("exception")
+        if isinstance(exception, BaseException) and not isinstance(
+            exception, Exception | asyncio.CancelledError | GeneratorExit
+        ):
+            raise exception
         self.errors.append(context)
         super().call_exception_handler(context)
 

@@ -7,6 +7,7 @@ from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
+from kvcs.moqt.store import Track
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import put_group
@@ -133,3 +134,72 @@ def test_what_is_asked_without_permission_is_never_asked_upstream() -> None:
     # It is a member's, not a stranger's, from the cache too.
     again = stranger.subscribe()
     assert stranger.refused(again) == RequestCode.UNAUTHORIZED
+
+
+def two_publishers(lower: Hub) -> tuple[PublisherPeer, PublisherPeer, list[Track]]:
+    """The second one takes its time to answer; both have Group 0."""
+    one, two = PublisherPeer(lower), PublisherPeer(lower)
+    two.silent = True
+    tracks = [one.track(), two.track()]
+    for track in tracks:
+        put_group(track, 0, OBJECTS)
+    return one, two, tracks
+
+
+def answer(publisher: PublisherPeer, track: Track) -> None:
+    """Accept the one SUBSCRIBE at last, and from now on what else is asked."""
+    publisher.silent = False
+    [asked] = publisher.subscribes
+    publisher.end.core.responder.accept_subscribe(asked.request_id, track, publisher.hub.now)
+    publisher.hub.run()
+
+
+def goes_on_behind_group_1(lower: Hub, consumer: ConsumerPeer, request: int, track: Track) -> None:
+    """It was told to ask again, and gets what it missed, and what is published next."""
+    assert consumer.locations(request) == locations(range(1))
+    ended = consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
+    more = consumer.subscribe(fill=LocationFilter.absolute_start(1, 0))
+    put_group(track, 2, OBJECTS)
+    lower.run()
+    assert sorted(consumer.locations(more)) == locations(range(1, 3))
+
+
+def test_what_is_published_between_two_publishers_is_asked_for_again() -> None:
+    lower = Hub(relay_id=B)
+    one, two, tracks = two_publishers(lower)
+    consumer = ConsumerPeer(lower)
+    request = consumer.subscribe()
+    assert consumer.accepted(request) is not None
+    one.vanish()
+    put_group(tracks[1], 1, OBJECTS)
+    answer(two, tracks[1])
+    goes_on_behind_group_1(lower, consumer, request, tracks[1])
+
+
+def test_what_a_lost_publisher_was_behind_with_is_asked_for_again() -> None:
+    lower = Hub(relay_id=B)
+    one, two, tracks = two_publishers(lower)
+    consumer = ConsumerPeer(lower)
+    request = consumer.subscribe()
+    put_group(tracks[1], 1, OBJECTS)
+    answer(two, tracks[1])
+    assert consumer.done(request) is None  # the first one brings it, surely
+    one.vanish()
+    goes_on_behind_group_1(lower, consumer, request, tracks[1])
+
+
+def test_who_was_behind_and_has_caught_up_is_not_missed() -> None:
+    lower = Hub(relay_id=B)
+    one, two, tracks = two_publishers(lower)
+    consumer = ConsumerPeer(lower)
+    request = consumer.subscribe()
+    put_group(tracks[1], 1, OBJECTS)
+    answer(two, tracks[1])
+    put_group(tracks[0], 1, OBJECTS)
+    lower.run()
+    one.vanish()
+    put_group(tracks[1], 2, OBJECTS)
+    lower.run()
+    assert consumer.done(request) is None
+    assert sorted(consumer.locations(request)) == locations(range(3))

@@ -68,15 +68,23 @@ ROOMS = {
     "keyfiles": Room({"errors", "kv", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
     "kvfile": Room({"errors", "kv"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
     "observe": Room({"errors"}, {"prometheus_client", "structlog"}, set()),
-    "relay": Room({"errors", "moqt", "trust"}, set(), PURE),
+    "access": Room({"errors", "moqt", "trust"}, set(), PURE),
+    "access.guard": Room(
+        {"access", "errors", "keyfiles", "moqt", "observe", "trust"}, {"structlog"}, set()
+    ),
+    "relay": Room({"access", "errors", "moqt", "trust"}, set(), PURE),
     "relay.server": Room(
-        {"errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"}, {"structlog"}, set()
+        {"access", "errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"},
+        {"structlog"},
+        set(),
     ),
     "relay.uplinks": Room({"errors", "moqt", "observe", "quic"}, {"structlog"}, set()),
     "relay.disk": Room({"errors", "moqt", "observe", "relay"}, set(), set()),
     "relay.admin": Room({"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()),
     "quic": Room(
-        {"errors", "moqt", "observe", "quic.aioquic_backend", "trust"}, {"structlog"}, set()
+        {"access", "errors", "moqt", "observe", "quic.aioquic_backend", "trust"},
+        {"structlog"},
+        set(),
     ),
     "quic.aioquic_backend": Room(
         {"errors", "moqt", "observe", "quic"}, {"aioquic", "cryptography", "structlog"}, set()

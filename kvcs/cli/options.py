@@ -103,6 +103,24 @@ ClientCaOption = Annotated[
         help="PEM file of authorities: whoever connects needs a client certificate of one of them.",
     ),
 ]
+IssuersOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--issuers",
+        metavar="FILE",
+        help="Key ring of the issuers whose tokens count; read again when it changes, or on"
+        " SIGHUP.",
+    ),
+]
+AudienceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--audience",
+        metavar="NAME",
+        help="Name in tokens of who listens here; may be repeated. The host it listens on by"
+        " default.",
+    ),
+]
 KeysOption = Annotated[
     Path | None,
     typer.Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +18,14 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     RECONNECT_SECONDS,
+    AudienceOption,
     CaOption,
+    ClientCaOption,
     ClientCertOption,
     ClientKeyOption,
     DatagramSizeOption,
     InsecureOption,
+    IssuersOption,
     LinesOption,
     Peer,
     ProtectKeyOption,
@@ -36,6 +40,7 @@ from kvcs.cli.options import (
     token_source,
 )
 from kvcs.cli.output import Output, octets_text
+from kvcs.cli.reloading import reloading
 from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kv import Prefix
 from kvcs.kvfile import KvFile, load_kv_file
@@ -76,6 +81,9 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option("--key", metavar="FILE", help="With --serve: its private key, PEM."),
         ] = None,
+        issuers: IssuersOption = None,
+        audience: AudienceOption = None,
+        client_ca: ClientCaOption = None,
         ca: CaOption = None,
         client_cert: ClientCertOption = None,
         client_key: ClientKeyOption = None,
@@ -189,7 +197,10 @@ def register(app: typer.Typer) -> None:
                 told.event("saved", folder=str(folder))
                 _show(output, publication, str(folder), told)
             return
-        async with _session(peers, bind, cert, key, quic, token_file) as sessions:
+        serving = Serving(
+            bind, cert, key, token_file, issuers, tuple(audience or ()), client_ca, quic
+        )
+        async with _session(peers, serving) as sessions:
             where = next(each.url if isinstance(each, Server) else each.peer for each in sessions)
             publisher = Publisher(*sessions, settings=settings)
             async with publisher.publish(
@@ -227,26 +238,49 @@ def _noted(path: Path | None, uri: str, prefix: Prefix) -> Iterator[None]:
                 path.unlink()
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How the command listens, if it does."""
+
+    bind: str | None
+    cert: Path | None
+    key: Path | None
+    token_file: Path | None
+    issuers: Path | None
+    audience: tuple[str, ...]
+    client_ca: Path | None
+    quic: QuicSettings
+
+
 @asynccontextmanager
 async def _session(
-    peers: Sequence[Peer],
-    bind: str | None,
-    cert: Path | None,
-    key: Path | None,
-    quic: QuicSettings,
-    token_file: Path | None,
+    peers: Sequence[Peer], serving: Serving
 ) -> AsyncIterator[Sequence[Connection | Server]]:
-    if peers and bind is None:
+    if peers and serving.bind is None:
+        if serving.issuers or serving.audience or serving.client_ca:
+            raise UsageError("--issuers, --audience and --client-ca are for --serve HOST:PORT")
         async with connect_all(peers) as connections:
             yield connections
         return
-    if peers or bind is None:
+    if peers or serving.bind is None:
         raise UsageError("say where to publish: --relay URL, or --serve HOST:PORT")
-    if cert is None or key is None:
+    if serving.cert is None or serving.key is None:
         raise UsageError("--serve needs --cert FILE and --key FILE; `kvcs certs` makes them")
-    host, port = parse_address(bind, RELAY_PORT)
-    token = token_source(token_file)
-    async with serve(host, port, cert=cert, key=key, quic=quic, token=token) as server:
+    host, port = parse_address(serving.bind, RELAY_PORT)
+    async with (
+        serve(
+            host,
+            port,
+            cert=serving.cert,
+            key=serving.key,
+            client_ca=serving.client_ca,
+            issuers=serving.issuers,
+            audience=serving.audience,
+            quic=serving.quic,
+            token=token_source(serving.token_file),
+        ) as server,
+        reloading(server),
+    ):
         yield [server]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -16,12 +14,14 @@ import kvcs
 from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
+    AudienceOption,
     CaOption,
     ClientCaOption,
     ClientCertOption,
     ClientKeyOption,
     DatagramSizeOption,
     InsecureOption,
+    IssuersOption,
     LinesOption,
     TokenOption,
     parse_address,
@@ -29,8 +29,8 @@ from kvcs.cli.options import (
     token_source,
 )
 from kvcs.cli.output import Output
-from kvcs.errors import FileError, UsageError
-from kvcs.observe import get_logger
+from kvcs.cli.reloading import reloading
+from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import Relay, RelaySettings
@@ -78,24 +78,8 @@ def register(app: typer.Typer) -> None:
             bool,
             typer.Option("--allow-anyone", help="Serve whoever connects, without tokens."),
         ] = False,
-        issuers: Annotated[
-            Path | None,
-            typer.Option(
-                "--issuers",
-                metavar="FILE",
-                help="Key ring of the issuers whose tokens count; read again when it changes, or on"
-                " SIGHUP.",
-            ),
-        ] = None,
-        audience: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--audience",
-                metavar="NAME",
-                help="Name of this relay in tokens; may be repeated. The host of --bind by"
-                " default.",
-            ),
-        ] = None,
+        issuers: IssuersOption = None,
+        audience: AudienceOption = None,
         client_ca: ClientCaOption = None,
         goaway_uri: Annotated[
             str,
@@ -190,7 +174,7 @@ def register(app: typer.Typer) -> None:
         async with (
             _administered(admin, server) as admin_url,
             server as running,
-            _reloading(running),
+            reloading(running),
         ):
             told.event("listening", url=running.url, admin=admin_url)
             if not lines:
@@ -215,24 +199,6 @@ async def _administered(address: str | None, relay: Relay) -> AsyncIterator[str 
     host, port = parse_address(f"127.0.0.1:{address}" if address.isdecimal() else address, 0)
     async with Admin(relay.status, kvcs.__version__, host, port) as admin:
         yield admin.url
-
-
-@asynccontextmanager
-async def _reloading(running: Relay) -> AsyncIterator[None]:
-    """SIGHUP reads the issuers again; a file that is no ring leaves them as they were."""
-    loop = asyncio.get_running_loop()
-
-    def reload() -> None:
-        try:
-            running.reload_issuers()
-        except FileError as exc:
-            get_logger("kvcs.cli").error("issuers_not_read", reason=str(exc))
-
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _show(output: Output, stats: RelayStats, told: Lines) -> None:

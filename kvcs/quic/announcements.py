@@ -81,7 +81,12 @@ class Announcements:
                 await self._connection.pause(retry_seconds(exc.retry_after_ms, self._chance))
 
     def offer(self, namespace: TrackNamespace) -> None:
-        """Announce a namespace without waiting; a refusal is only logged."""
+        """Announce a namespace without waiting, if the peer may hear of it.
+
+        A refusal is only logged.
+        """
+        if not self._connection.may_hear(namespace):
+            return
         self._spawn(namespace, self._offer(namespace))
 
     def withdraw(self, namespace: TrackNamespace) -> None:

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.expected import ObjectSink
 from kvcs.moqt.limits import Limit, LimitCounters
+from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.uri import parse_uri
@@ -25,6 +27,7 @@ from kvcs.quic.tracks import Tracks
 from kvcs.quic.transport import Transport, TransportStats
 
 if TYPE_CHECKING:
+    from kvcs.access.guard import Guard
     from kvcs.quic.link import Link
 
 __all__ = ["Answerer", "Connection", "Handler", "PeerRequest", "UpdateHandler"]
@@ -73,6 +76,7 @@ class Connection(Tenure):
         self._handlers: dict[int, Handler] = {}
         self._replies = Replies()
         self._answers = Answers(self)
+        self._admitted: Callable[[], None] | None = None
         self._established = asyncio.Event()
         self._transport_gone = asyncio.Event()
         self._pumped = asyncio.Event()
@@ -180,6 +184,30 @@ class Connection(Tenure):
     def answer_updates_with(self, handler: UpdateHandler) -> None:
         """Let ``handler`` judge such updates of every request of the peer that nobody follows."""
         self._answers.every_update = handler
+
+    def guard_with(self, guard: Guard, admitted: Callable[[], None]) -> None:
+        """Let every request of the peer pass ``guard`` first; called before the peer's SETUP.
+
+        Args:
+            guard: decides, by the tokens that the peer shows.
+            admitted: called once the session is let in.
+        """
+        self._answers.guard = guard
+        self._admitted = admitted
+        self.on_closed(lambda: guard.closed(self))
+
+    def may_hear(self, namespace: TrackNamespace) -> bool:
+        """Whether the peer may be told of a namespace that it has not asked for."""
+        guard = self._answers.guard
+        return guard is None or guard.may_hear(self, namespace)
+
+    def expires_ms(self, request_id: int) -> int | None:
+        """Milliseconds after which a request of the peer will be ended; None where nothing does."""
+        return self._answers.expires_ms(request_id)
+
+    def end_request(self, request_id: int, error: RequestError) -> None:
+        """End a request of the peer that is allowed no longer."""
+        self._answers.end(request_id, error)
 
     def goaway(
         self, new_session_uri: str = "", *, timeout: float = 0.0, request_id: int | None = None
@@ -375,8 +403,7 @@ class Connection(Tenure):
             self._session_closed(event)
             return
         if isinstance(event, events.SessionEstablished):
-            self._log.debug("session_established")
-            self._established.set()
+            self._session_established(event)
             return
         request_id: int | None = getattr(event, "request_id", None)
         if request_id is None:
@@ -403,6 +430,19 @@ class Connection(Tenure):
             handler(event)
         if isinstance(event, _FINAL) or isinstance(event, events.RequestCancelled):
             self._handlers.pop(request_id, None)
+
+    def _session_established(self, event: events.SessionEstablished) -> None:
+        if self._answers.guard is not None:
+            try:
+                self._answers.guard.opened(self, event.tokens)
+            except SessionError as exc:
+                self._log.info("session_refused", code=int(exc.code), reason=exc.reason)
+                self.core.close(exc.code, exc.reason)
+                return
+        self._log.debug("session_established")
+        self._established.set()
+        if self._admitted is not None:
+            self._admitted()
 
     def _session_closed(self, event: events.SessionClosed) -> None:
         self._closed_event = event

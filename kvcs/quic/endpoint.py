@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
+from kvcs.access.guard import Guard, check_audience, remembering
 from kvcs.errors import ConnectionClosed, ConnectionFailed, UsageError
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event
@@ -236,6 +237,7 @@ class Server:
         observer: told every event of every session; a relay's way to see them all.
         offer: whether what `origin` publishes is offered on every session.
         relays: whether the relays that come may read what is published; see `connect`.
+        guard: decides about every request by tokens; whoever comes is served where None.
     """
 
     def __init__(
@@ -245,12 +247,18 @@ class Server:
         observer: Observer | None = None,
         offer: bool = True,
         relays: RelayTrust = "trusted",
+        guard: Guard | None = None,
     ) -> None:
         self.origin = Origin()
         """What is published here."""
+        self.guard = guard
+        """Decides about every request by tokens; whoever comes is served where None."""
         self.relays: RelayTrust = relays
         """Whether the relays that come may read what is published."""
-        self._settings = replace(session or SessionSettings(), implementation=implementation())
+        settings = session or SessionSettings()
+        if guard is not None:
+            settings = remembering(settings)
+        self._settings = replace(settings, implementation=implementation())
         self._observer = observer
         self._offer = offer
         self._keeper: TokenKeeper | None = None
@@ -288,6 +296,8 @@ class Server:
             if self._keeper is not None:
                 self._keeper.stop()
             raise
+        if self.guard is not None:
+            self.guard.start()
 
     @property
     def host(self) -> str:
@@ -329,10 +339,21 @@ class Server:
         for connection in self.connections:
             connection.goaway(new_session_uri, timeout=timeout)
 
+    def reload_issuers(self) -> None:
+        """Read the issuers again; what keys that are gone have allowed ends.
+
+        Raises:
+            FileError: the file cannot be read, or is no ring of issuers; then it is as it was.
+        """
+        if self.guard is not None:
+            self.guard.reload()
+
     async def close(self, code: int = SessionCode.NO_ERROR, reason: str = "") -> None:
         """Close every session and give the port back; always ends soon."""
         if self._keeper is not None:
             self._keeper.stop()
+        if self.guard is not None:
+            self.guard.stop()
         if self._listener is not None:
             await self._listener.close(code, reason)
         await self.origin.close()
@@ -355,9 +376,16 @@ class Server:
             return connection
         self._connections[connection] = None
         connection.on_closed(lambda: self._connections.pop(connection, None))
+        if self._offer and self.guard is None:
+            self.origin.attach(connection)
+        elif self.guard is not None:
+            connection.guard_with(self.guard, partial(self._admit, connection))
+        return connection
+
+    def _admit(self, connection: Connection) -> None:
+        """The guard has let a session in."""
         if self._offer:
             self.origin.attach(connection)
-        return connection
 
 
 @asynccontextmanager
@@ -368,6 +396,8 @@ async def serve(
     cert: Path,
     key: Path,
     client_ca: Path | bytes | None = None,
+    issuers: Path | None = None,
+    audience: Sequence[str] = (),
     session: SessionSettings | None = None,
     quic: QuicSettings | None = None,
     token: TokenSource | None = None,
@@ -384,6 +414,10 @@ async def serve(
         client_ca: authorities, a PEM file or its octets: who connects needs a certificate of one of
             them, for client authentication. The file is read again when it has changed. None asks
             for no certificates.
+        issuers: COSE_KeySet of the issuers whose tokens count, as for a relay: every request of a
+            peer needs a token that allows it. The file is read again when it has changed. None
+            serves whoever comes.
+        audience: names by which tokens call this endpoint; ``host`` by default.
         session: limits and options of every session.
         quic: settings of the transport.
         token: authorization that is shown to every peer; as for `connect`.
@@ -395,11 +429,14 @@ async def serve(
 
     Raises:
         ConnectionFailed: the address cannot be bound.
-        FileError: certificate, key or `client_ca` cannot be used.
+        FileError: certificate, key, `client_ca` or `issuers` cannot be used.
+        UsageError: ``audience`` without ``issuers``, or none where ``host`` names no endpoint.
     """
     check_relay_trust(relays)
+    check_audience(issuers, audience, host)
+    guard = None if issuers is None else Guard(issuers, audience or (host,))
     _log.info("relays", trust=relays, listening=f"{host}:{port}")
-    server = Server(session, relays=relays)
+    server = Server(session, relays=relays, guard=guard)
     pinned = _pinned(quic, datagram_size)
     await server.start(
         host, port, cert=cert, key=key, client_ca=client_ca, quic=pinned, token=token

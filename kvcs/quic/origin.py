@@ -146,6 +146,7 @@ class Origin:
             *(
                 connection.reply(attached.pushes.publish(track, parameters))
                 for connection, attached in self._connections.items()
+                if connection.may_hear(name.namespace)
             ),
             return_exceptions=True,
         )
@@ -280,7 +281,12 @@ class Origin:
                 return False
             responder.refuse(event.request_id, DoesNotExist("no such track in this namespace"))
         elif isinstance(event, events.SubscribeReceived):
-            responder.accept_subscribe(event.request_id, track, connection.now)
+            responder.accept_subscribe(
+                event.request_id,
+                track,
+                connection.now,
+                expires_ms=connection.expires_ms(event.request_id),
+            )
         elif isinstance(event, events.FetchReceived):
             responder.accept_fetch(event.request_id, track, connection.now)
         else:
@@ -296,12 +302,16 @@ class Origin:
         subscriptions[event.request_id] = prefix
         connection.on_cancelled(event.request_id, lambda _: _drop(subscriptions, event.request_id))
         connection.on_update(event.request_id, lambda update: self._moved(connection, update))
-        responder.accept(event.request_id)
+        responder.accept(event.request_id, expires_ms=connection.expires_ms(event.request_id))
         self._name_all(connection, event.request_id, prefix)
 
     def _moved(self, connection: Connection, update: events.RequestUpdateReceived) -> None:
         """A SUBSCRIBE_NAMESPACE was updated: below another prefix everything is named anew."""
-        connection.core.responder.accept_update(update.request_id, update.update_id)
+        connection.core.responder.accept_update(
+            update.request_id,
+            update.update_id,
+            expires_ms=connection.expires_ms(update.request_id),
+        )
         prefix: TrackNamespace | None = update.parameters.get(ParameterType.TRACK_NAMESPACE_PREFIX)
         attached = self._connections.get(connection)
         if prefix is not None and attached is not None:

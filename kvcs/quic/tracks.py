@@ -181,6 +181,13 @@ class Tracks:
         self._watches.append(watch)
         return watch
 
+    def wants(self, event: PeerRequest) -> bool:
+        """Whether a request of the peer brings what a watch has asked it for."""
+        if not isinstance(event, events.PublishReceived):
+            return False
+        namespace = event.full_track_name.namespace
+        return any(is_prefix(watch.prefix, namespace) for watch in self._watches)
+
     def end(self, watch: TrackWatch) -> None:
         """A watch is not wanted any more."""
         if watch in self._watches:

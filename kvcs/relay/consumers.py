@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvcs.access.permits import Place
 from kvcs.errors import RequestError
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter, LocationFilterType, Range
@@ -15,7 +16,6 @@ from kvcs.moqt.publishing import location_filter
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS
 from kvcs.relay.hub import Hub
-from kvcs.relay.namespaces import Place
 from kvcs.relay.upstream import Ask, Waiting
 
 if TYPE_CHECKING:

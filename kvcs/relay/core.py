@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import get_args
 
+from kvcs.access.permits import Permits, Place
+from kvcs.access.policy import Policy, Request
 from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
 from kvcs.moqt.errors import (
@@ -27,10 +29,7 @@ from kvcs.moqt.requests import State
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
 from kvcs.relay.directory import Directory
-from kvcs.relay.namespaces import Place
 from kvcs.relay.peers import Peer
-from kvcs.relay.permits import Permits
-from kvcs.relay.policy import Policy, Request
 from kvcs.relay.routing import Routing
 from kvcs.relay.sessions import Sessions
 from kvcs.relay.settings import RelayLimits

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from kvcs.access.permits import Place
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import CachedTrack, RelayCache
-from kvcs.relay.namespaces import Place
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats
 from kvcs.relay.timers import Callback, Timer

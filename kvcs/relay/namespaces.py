@@ -6,17 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from kvcs.access.permits import Place
 from kvcs.moqt.names import TrackNamespace, is_prefix
-
-
-class Place(NamedTuple):
-    """A request of a peer: the session's key in the relay, and the Request ID."""
-
-    session: int
-    """Key of the session."""
-
-    request_id: int
-    """Request ID on that session."""
 
 
 class Notice(NamedTuple):

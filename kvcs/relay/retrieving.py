@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from kvcs.access.permits import Place
 from kvcs.errors import UsageError
 from kvcs.moqt import events
 from kvcs.moqt.delivery import RangeSender
@@ -23,7 +24,6 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.ranges import UnknownRun
 from kvcs.relay.hub import Hub
 from kvcs.relay.intake import RangeIntake
-from kvcs.relay.namespaces import Place
 from kvcs.relay.shelved import FromShelf
 from kvcs.relay.upstream import MAX_RETRIES, Retrieval
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kvcs.access.permits import Place
 from kvcs.errors import RequestError
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import TrackNamespace, namespace_text
 from kvcs.relay.cache import RETRY_MS
 from kvcs.relay.hub import Hub
-from kvcs.relay.namespaces import Interests, NamespaceTable, Notice, Place
+from kvcs.relay.namespaces import Interests, NamespaceTable, Notice
 from kvcs.relay.peers import Peer
 from kvcs.relay.tracks import RelayTrack
 from kvcs.relay.upstreams import Kind, Upstreams

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 
+from kvcs.access.guard import ISSUERS_INTERVAL, check_audience, remembering, token_policy
+from kvcs.access.policy import Policy
 from kvcs.errors import FileError, UsageError
 from kvcs.keyfiles import RingFile
 from kvcs.moqt import events
@@ -27,26 +28,19 @@ from kvcs.quic.tokens import TokenSource
 from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.disk import Disk
-from kvcs.relay.policy import Policy
 from kvcs.relay.settings import GIB, RelayLimits
 from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus
 from kvcs.relay.uplinks import NoOrigin, Uplink
 from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
-from kvcs.trust import Authority, KeyRing, KeyUse, TokenVerifier
+from kvcs.trust import KeyUse
 from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
 
 _log = get_logger("kvcs.relay")
 
 Path = str | os.PathLike[str]
 
-WILDCARDS = ("", "0.0.0.0", "::")
-"""Addresses of every interface: they name no relay."""
-
 MAX_UPSTREAMS = 16
 """Upstreams of one relay."""
-
-TOKEN_CACHE_OCTETS = 16 * 1024
-"""Octets of tokens that a peer of a guarded relay may register, unless its settings say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +73,7 @@ class RelaySettings:
     audience: tuple[str, ...] = ()
     """Names of this relay: a token has to be for one of them. By default `host`."""
 
-    issuers_interval: float = 5.0
+    issuers_interval: float = ISSUERS_INTERVAL
     """Seconds between looks at `issuers`."""
 
     max_token_lifetime: float = MAX_LIFETIME
@@ -144,12 +138,7 @@ class RelaySettings:
             raise UsageError(f"port must lie between 0 and 65535, not {self.port}")
         if self.allow_anyone and self.issuers is not None:
             raise UsageError("a relay serves anyone, or whom its issuers let in: not both")
-        if self.audience and self.issuers is None:
-            raise UsageError("audience needs issuers: without tokens it means nothing")
-        if self.issuers is not None and not self.audience and self.host in WILDCARDS:
-            raise UsageError(
-                f"a relay on {self.host!r} needs a name for tokens: audience (--audience)"
-            )
+        check_audience(self.issuers, self.audience, self.host)
         if (self.client_cert is None) != (self.client_key is None):
             raise UsageError("client_cert and client_key belong together: pass both, or neither")
         if not self.issuers_interval > 0:
@@ -199,8 +188,13 @@ class Relay:
         policy, session = Policy(), settings.session
         if settings.issuers is not None:
             self._issuers = RingFile(settings.issuers, KeyUse.TOKEN)
-            policy = _policy(settings, self._issuers.ring)
-            session = _remembering(session)
+            policy = token_policy(
+                self._issuers.ring,
+                settings.audience or (settings.host,),
+                skew=settings.token_skew,
+                max_lifetime=settings.max_token_lifetime,
+            )
+            session = remembering(session)
         self._watch: asyncio.TimerHandle | None = None
         relay_id = secrets.token_bytes(RELAY_ID_OCTETS)
         session = replace(
@@ -479,21 +473,3 @@ class Relay:
     def _log_reports(self) -> None:
         while (report := self._core.next_report()) is not None:
             _log.info(report.event, **report.facts)
-
-
-def _policy(settings: RelaySettings, issuers: KeyRing) -> Policy:
-    """Who may do what, by tokens of these issuers."""
-    verifier = TokenVerifier(
-        issuers,
-        settings.audience or (settings.host,),
-        skew=settings.token_skew,
-        max_lifetime=settings.max_token_lifetime,
-    )
-    return Policy(Authority(verifier), time.time)
-
-
-def _remembering(session: SessionSettings) -> SessionSettings:
-    """Settings of sessions whose peers may register tokens, to name them by their alias."""
-    if session.max_auth_token_cache_size:
-        return session
-    return replace(session, max_auth_token_cache_size=TOKEN_CACHE_OCTETS)

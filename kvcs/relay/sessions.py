@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kvcs.access.permits import Place
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.session import Session
-from kvcs.relay.namespaces import Place
 from kvcs.relay.peers import Peer
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.timers import Callback

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcs.access.permits import Place
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode, StreamCode
@@ -20,7 +21,6 @@ from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property, find_property
 from kvcs.moqt.publishing import SubscriptionDelivery
 from kvcs.relay.hub import Hub
-from kvcs.relay.namespaces import Place
 from kvcs.relay.upstream import Retrieval, Upstream
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcs.access.permits import Place
 from kvcs.errors import StoreFull
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
@@ -23,7 +24,6 @@ from kvcs.relay.cache import CachedTrack
 from kvcs.relay.consumers import Consumers
 from kvcs.relay.hub import Hub
 from kvcs.relay.intake import Bay, Intake
-from kvcs.relay.namespaces import Place
 from kvcs.relay.retrieving import Retriever
 from kvcs.relay.sources import Sources
 from kvcs.relay.upstream import Ask, Retrieval, Upstream, Waiting

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from kvcs.access.permits import Place
 from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import LocationSet, following
@@ -14,7 +15,6 @@ from kvcs.moqt.store import Track
 from kvcs.moqt.stored import Group
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
-from kvcs.relay.namespaces import Place
 from kvcs.relay.timers import Callback, Timer
 
 MAX_RETRIES = 3

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from kvcs.access.permits import Place
 from kvcs.errors import UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
@@ -23,7 +24,6 @@ from kvcs.moqt.names import TrackNamespace, is_prefix, namespace_text
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.session import Session
 from kvcs.relay.hub import Hub
-from kvcs.relay.namespaces import Place
 from kvcs.relay.timers import Callback
 
 RELAY_OPTION = 0x4B564353

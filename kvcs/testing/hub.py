@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from kvcs.access.policy import Policy
 from kvcs.moqt.actions import Action, CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.events import SessionClosed
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.relay.core import RelayCore
-from kvcs.relay.policy import Policy
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.upstreams import RELAY_OPTION
 from kvcs.testing.pair import End

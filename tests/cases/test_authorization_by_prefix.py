@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvcs.access.policy import Policy
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.tokens import ResolvedToken
-from kvcs.relay.policy import Policy
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import put, put_group

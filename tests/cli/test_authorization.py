@@ -112,3 +112,31 @@ def test_a_running_relay_forgets_an_issuer_on_sighup(place: Place, folder: Path,
         assert run(*asked, "--token-file", "one.token").json() == []
         refused = run(*asked, "--token-file", "two.token")
         assert refused.code == 2
+
+
+def test_a_producer_that_listens_asks_for_tokens(place: Place, folder: Path, run: Run) -> None:
+    issuer = ("keygen", "--issuer", "one", "--scope-key-file", place.scope_key)
+    assert run(*issuer, "--out", "one.key", "--public", "issuers.ring").code == 0
+    token = ("token", "make", "--issuer-key-file", "one.key", "--audience", "127.0.0.1")
+    assert run(*token, "--role", "consumer", "--out", "one.token").code == 0
+    listens = ("--serve", "127.0.0.1:0", *place.keys, "--scope-key-file", place.scope_key)
+    with Process(
+        *("publish", place.cache, *listens, "--issuers", "issuers.ring"),
+        *("--retain", "600", "--lines", "--log-level", "info"),
+    ) as publisher:
+        url = publisher.event("published")["uri"].partition("#")[0]
+        asked = ("ls", "--relay", url, *place.member, "--json")
+        refused = run(*asked)
+        assert refused.code == 2 and "not authorized" in refused.line()
+        [found] = run(*asked, "--token-file", "one.token").json()
+        assert found["publication"]
+        assert run(*issuer, "--out", "two.key", "--public", "issuers.ring").code == 0
+        publisher.send(signal.SIGHUP)
+        publisher.says("issuers_read")
+
+
+@pytest.mark.parametrize("option", ["--issuers", "--audience", "--client-ca"])
+def test_what_is_for_listening_needs_serve(place: Place, run: Run, option: str) -> None:
+    there = ("--relay", "moqt://127.0.0.1:1", *place.member)
+    ran = run("publish", place.cache, *there, option, place.scope_key)
+    assert ran.code == 2 and "--serve" in ran.line()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvcs.access.policy import Policy
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken, Token
-from kvcs.relay.policy import Policy
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.trust import (

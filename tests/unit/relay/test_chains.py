@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvcs.access.permits import Place
 from kvcs.errors import RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import ParameterType
-from kvcs.relay.namespaces import Place
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.upstreams import TRIES
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvcs.access.permits import Place
+from kvcs.access.policy import check_announcement, check_interest
 from kvcs.errors import RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
-from kvcs.relay.namespaces import NamespaceTable, Notice, Place
-from kvcs.relay.policy import check_announcement, check_interest
+from kvcs.relay.namespaces import NamespaceTable, Notice
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub

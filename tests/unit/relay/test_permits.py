@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from kvcs.access.permits import SWEEP_AT, Place
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.messages import FetchOk, RequestOk
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.tokens import ResolvedToken
-from kvcs.relay.namespaces import Place
-from kvcs.relay.permits import SWEEP_AT
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import put_group

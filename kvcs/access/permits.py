@@ -1,4 +1,4 @@
-"""What each session of the relay is allowed, and until when.
+"""What each session is allowed, and until when.
 
 A request that is allowed by a token ends with it, unless the session or a REQUEST_UPDATE has
 brought another one. When the issuers' keys change, every request is looked at again.
@@ -8,21 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
+from kvcs.access.policy import Policy, Request
 from kvcs.errors import RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.tokens import ResolvedToken
-from kvcs.relay.namespaces import Place
-from kvcs.relay.policy import Policy, Request
-from kvcs.relay.timers import Callback, Timer
-from kvcs.trust import Grant, Permit
+from kvcs.trust import Asked, Grant, Permit
 
 SWEEP_AT = 64
 """Permits of a session, before those whose request is over are looked for among them."""
 
 LATEST = 1e9
 """Longest that a timer is set for, seconds."""
+
+
+Callback = Callable[[float], None]
+"""Called with the time."""
+
+
+class Timer(Protocol):
+    """A call to come."""
+
+    def cancel(self) -> None:
+        """Call nothing."""
+
+
+class Place(NamedTuple):
+    """A request of a peer: the session's key, and the Request ID."""
+
+    session: int
+    """Key of the session."""
+
+    request_id: int
+    """Request ID on that session."""
 
 
 @dataclass(slots=True)
@@ -46,7 +66,7 @@ class Permits:
 
     Args:
         policy: decides.
-        at: calls back at a time of the relay's clock.
+        at: calls back at a time of the endpoint's clock.
         alive: whether a request is not over.
         end: ends a request that is allowed no longer.
     """
@@ -98,6 +118,11 @@ class Permits:
         if permit is None:
             return None
         return max(1, round((permit.until - self._policy.clock()) * 1000))
+
+    def may(self, key: int, wanted: Asked) -> bool:
+        """Whether what a session has shown allows something that it has not asked for."""
+        bearer = self._bearers.get(key)
+        return bearer is not None and self._policy.allows(wanted, bearer.held)
 
     def check_update(self, place: Place, update: events.RequestUpdateReceived, now: float) -> None:
         """Check a REQUEST_UPDATE; fresh tokens prolong the request.

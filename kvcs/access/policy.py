@@ -1,9 +1,9 @@
-"""Who may do what at a relay: the one check that every request of a peer passes (KVCS "Relay
-Considerations").
+"""Who may do what at a relay, or at a producer that listens: the one check that every request of a
+peer passes (KVCS "Relay Considerations").
 
 First the shape of KVCS namespaces, which holds for everyone; other namespaces are free. Then the
-tokens of the session and of the request, unless the relay is open to anyone. The check comes before
-anything is looked up, so what an outsider is told does not depend on what there is.
+tokens of the session and of the request, unless the endpoint is open to anyone. The check comes
+before anything is looked up, so what an outsider is told does not depend on what there is.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def asked(request: Request) -> Asked:
 
 
 class Policy:
-    """Decides for one relay.
+    """Decides for one endpoint.
 
     Args:
         authority: verifies tokens and knows what they allow; None serves anyone.
@@ -141,6 +141,14 @@ class Policy:
             RequestError: it is allowed no longer.
         """
         return self._decide(permit.asked, (*permit.grants, *held), ())
+
+    def allows(self, wanted: Asked, held: Sequence[Grant]) -> bool:
+        """Whether what a session has shown allows something now."""
+        try:
+            self._decide(wanted, held, ())
+        except RequestError:
+            return False
+        return True
 
     def _decide(
         self, wanted: Asked, held: Sequence[Grant], tokens: Sequence[ResolvedToken]

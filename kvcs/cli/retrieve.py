@@ -88,6 +88,15 @@ IndexOption = Annotated[
     ),
 ]
 
+WholeOption = Annotated[
+    bool,
+    typer.Option(
+        "--whole",
+        help="Take layers only when all are there: what lacks may then come from another"
+        " publication, a whole segment at a time.",
+    ),
+]
+
 LossyOption = Annotated[
     bool, typer.Option("--lossy", help="Take an encoding that loses some bits, too.")
 ]
@@ -112,6 +121,7 @@ def register(app: typer.Typer) -> None:
         probe: ProbeOption = None,
         anchors: AnchorsOption = None,
         lossy: LossyOption = False,
+        whole: WholeOption = False,
         ca: CaOption = None,
         client_cert: ClientCertOption = None,
         client_key: ClientKeyOption = None,
@@ -157,6 +167,7 @@ def register(app: typer.Typer) -> None:
             probe=probe,
             anchors=parse_anchors(anchors),
             lossy=lossy,
+            whole=whole,
             keys_file=keys_file,
             require_signed=require_signed,
             protect_key_file=protect_key_file,
@@ -188,6 +199,7 @@ def register(app: typer.Typer) -> None:
         probe: ProbeOption = None,
         anchors: AnchorsOption = None,
         lossy: LossyOption = False,
+        whole: WholeOption = False,
         ca: CaOption = None,
         client_cert: ClientCertOption = None,
         client_key: ClientKeyOption = None,
@@ -236,6 +248,7 @@ def register(app: typer.Typer) -> None:
             probe=probe,
             anchors=parse_anchors(anchors),
             lossy=lossy,
+            whole=whole,
             layers=parse_range(layers, "--layers"),
             blocks=None if wanted is None else wanted[1] + 1,
             keys_file=keys_file,
@@ -269,6 +282,7 @@ async def _retrieve(
     probe: int | None,
     anchors: tuple[int, ...] | None,
     lossy: bool,
+    whole: bool,
     keys_file: Path | None,
     require_signed: bool,
     protect_key_file: Path | None,
@@ -313,6 +327,7 @@ async def _retrieve(
             probe=probe,
             anchors=anchors,
             lossy=lossy,
+            whole=whole,
             retrieve=retrieve,
         ) as cache:
             told.event("opened", layers=len(cache.layers), blocks=cache.blocks)
@@ -359,6 +374,9 @@ def _document(cache: Cache) -> dict[str, Any]:
     report = cache.report
     document = asdict(report)
     document["publication"] = report.publication.publication_id.hex()
+    document["segments_from"] = {
+        number: other.publication_id.hex() for number, other in report.segments_from.items()
+    }
     document["signed_by"] = None if report.signed_by is None else report.signed_by.hex()
     seconds = report.last_layer_seconds
     document["goodput_octets_per_second"] = (
@@ -382,6 +400,8 @@ def _show(output: Output, document: dict[str, Any], told: Lines) -> None:
     ]
     if document["tokens"] < document["prefix_tokens"]:
         facts.insert(3, ("to compute", f"{document['prefix_tokens'] - document['tokens']} tokens"))
+    for number, other in document["segments_from"].items():
+        facts.append((f"segment {number}", f"whole from publication {other}"))
     if document["believed"]:
         facts.append(("believed", "yes: an index says what a segment holds, no hash confirms it"))
     if document["signed_by"] is not None:

@@ -6,13 +6,13 @@ check (KVCS "Object Payload", "Verification and Recovery"). Plain logic: no I/O,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kvcs.errors import ObjectError, PublicationError, UsageError
 from kvcs.kv import codecs
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Holdings, Lane, Part, Row
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Part, Row
 from kvcs.kv.manifest import Manifest, check_succession
 from kvcs.kv.payload import (
     DIGEST_OCTETS,
@@ -24,6 +24,7 @@ from kvcs.kv.payload import (
 )
 from kvcs.kv.slots import Aside, InPlace, Nowhere, Outcome, Sink, Slot
 from kvcs.kv.strict_json import Octets
+from kvcs.kv.substitutes import Substitutes
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
 
@@ -34,7 +35,7 @@ MAX_ASIDE_OCTETS: Final = 16 * 2**20
 """Octets of second copies that are kept while a first copy of the same Object is on its way."""
 
 
-class Ledger(Holdings):
+class Ledger(Substitutes):
     """Receives one publication's Objects into preallocated layer tensors.
 
     Memory is bounded by the selection: a layer's tensors are allocated when the first Object for
@@ -68,10 +69,7 @@ class Ledger(Holdings):
         self._max_data_octets = max_data_octets
         self._max_aside_octets = max_aside_octets
         self._manifest: Manifest | None = None
-        self._holders: dict[tuple[Row, int], Slot] = {}
         self._aside: dict[Slot, int] = {}
-        self._supplied: set[tuple[DataTrack, Location]] = set()
-        """What the consumer has recomputed: it need not be the producer's bits."""
         self.unsealer: Unsealer | None = None
 
     signed: bool
@@ -93,7 +91,9 @@ class Ledger(Holdings):
         if self._manifest is None or len(self._manifest.segments) < len(self._parts):
             return False
         entries = self._manifest.segments[: len(self._parts)]
-        return self.whole and all(entry.complete for entry in entries)
+        return self.whole and all(
+            entry.complete or number in self.replaced for number, entry in enumerate(entries)
+        )
 
     def add_segment(self, tracks: Sequence[DataTrack], blocks: int) -> None:
         """Select the next segment and the tracks to take it from.
@@ -166,7 +166,7 @@ class Ledger(Holdings):
         rows = self._newly_listed(manifest)
         for track, layer, row, listed in rows:
             for block in row.known():
-                if (track, (layer, block)) in self._supplied:
+                if self._is_of_another(track, Location(layer, block)):
                     continue
                 if row.states[block] == VERIFIED and row.digest(block) != listed[block]:
                     raise self._contradiction(track, layer, block, "the manifest lists")
@@ -321,51 +321,6 @@ class Ledger(Holdings):
             self.counters.abandoned += 1
             self._leave(slot)
 
-    def supply(self, layer: int, block: int, sections: Mapping[Component, Octets]) -> bool:
-        """Take one block's tensors from the consumer itself, which has recomputed them.
-
-        What is verified stays as it is, and what still comes of the block is dropped as a copy.
-
-        Args:
-            layer: one of `layers`.
-            block: absolute index of the block.
-            sections: octets of its K and of its V section.
-
-        Returns:
-            Whether anything of it lacked.
-
-        Raises:
-            UsageError: no segment that was added has the block, or a section has another length.
-        """
-        parts = (p for p in self._parts if 0 <= block - p.first_block < p.wanted)
-        part = next(parts, None)
-        if part is None or layer not in self.layers:
-            raise UsageError(f"block {block} of layer {layer} is in no segment that was added")
-        lacked = False
-        for track in part.tracks:
-            location = Location(layer, block - part.first_block)
-            row = self._row(track, layer)
-            if row.states[location.object] == VERIFIED:
-                continue
-            kinds = (Component.K, Component.V) if track.component is Component.KV else ()
-            given = [sections[kind] for kind in kinds or (track.component,)]
-            places = self._sections(track, location)
-            if [len(piece) for piece in given] != [len(place) for place in places]:
-                raise UsageError(f"{track} {location}: sections of another length were supplied")
-            self._take_over(row, location)
-            for place, piece in zip(places, given, strict=True):
-                place[:] = piece
-            self._supplied.add((track, location))
-            self._release(track, layer, row, location.object, ours=True)
-            lacked = True
-        return lacked
-
-    def _take_over(self, row: Row, location: Location) -> None:
-        """Whoever fills the place of an Object now only counts as a copy."""
-        holder = self._holders.pop((row, location.object), None)
-        if holder is not None and isinstance(holder.sink, InPlace):
-            holder.sink = holder.sink.leave()
-
     def end_of_group(self, track: DataTrack, location: Location) -> None:
         """Note that no Object with this or a larger Object ID exists in the Group.
 
@@ -397,8 +352,8 @@ class Ledger(Holdings):
         assert row is not None  # it was set with the digest
         compare_digests(slot.location, announced, sink.digest())
         if row.states[block] != OWED:
-            supplied = (track, slot.location) in self._supplied
-            if row.digest(block) != announced and not supplied:
+            elsewhere = self._is_of_another(track, slot.location)
+            if row.digest(block) != announced and not elsewhere:
                 raise self._contradiction(track, layer, block, "a second copy has")
             self.counters.duplicates += 1
             return Outcome.DUPLICATE

@@ -76,11 +76,11 @@ class Cache:
         whole = self._retrieval.ready(index)
         if whole is not None:
             return whole
-        future = self._retrieval.wait_for(index)
+        future = self._retrieval.readers.wait_for(index)
         try:
             return await self._first(future)
         finally:
-            self._retrieval.forget(index, future)
+            self._retrieval.readers.forget(index, future)
 
     def __aiter__(self) -> AsyncIterator[LayerTensors]:
         """Every selected layer, in order, each as soon as it is whole; then `complete`."""
@@ -92,7 +92,7 @@ class Cache:
         Raises:
             KvcsError: as `layer`.
         """
-        await self._first(self._retrieval.completion)
+        await self._first(self._retrieval.readers.completion)
 
     async def settled(self) -> int:
         """Wait until it is known how many blocks the retrieval has; `blocks` is final then.
@@ -105,7 +105,7 @@ class Cache:
         Raises:
             KvcsError: as `layer`.
         """
-        return await self._first(self._retrieval.settled)
+        return await self._first(self._retrieval.readers.settled)
 
     # Facts
 

@@ -35,7 +35,7 @@ def progress_of(retrieval: Retrieval) -> CacheProgress:
 def report_of(retrieval: Retrieval) -> CacheReport:
     """What a retrieval was, so far."""
     ledger, counters = retrieval.ledger, retrieval.ledger.counters
-    tracks, follower = ledger.tracks, retrieval.passage.leg.follower
+    tracks, follower = ledger.sources, retrieval.follower
 
     def since(when: float | None) -> float | None:
         return None if when is None else when - retrieval.opened_at
@@ -66,6 +66,7 @@ def report_of(retrieval: Retrieval) -> CacheReport:
         from_other_publications=retrieval.from_other_publications,
         fetched_over_http=retrieval.fetched_elsewhere,
         recomputed=counters.supplied,
+        segments_from=dict(retrieval.replacements.taken),
         open_seconds=retrieval.manifest_at - retrieval.opened_at,
         first_layer_seconds=since(retrieval.first_at),
         last_layer_seconds=since(retrieval.last_at),

@@ -9,27 +9,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from kvcs.errors import KvcsError, MissingBlocks, ObjectError, PublicationError, UsageError
 from kvcs.fallback.source import BlockSource, SourceFailed, StoredBlock, StoredManifest
-from kvcs.kv import HEADER_OCTETS, Component, DataTrack, as_host_array, byte_view
+from kvcs.kv import (
+    HEADER_OCTETS,
+    Component,
+    DataTrack,
+    Ledger,
+    Manifest,
+    Prefix,
+    SegmentEntry,
+    as_host_array,
+    byte_view,
+)
 from kvcs.kv.protection import sealed_octets
 from kvcs.kv.slots import Outcome
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt import events
-from kvcs.moqt.names import Location
+from kvcs.moqt.names import Location, TrackNamespace
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.observe import get_logger
 from kvcs.publisher.segment import layer_priority
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.others import Others, twins
 from kvcs.subscriber.protection import immutable_properties
 from kvcs.subscriber.settings import SubscriberSettings
 
 if TYPE_CHECKING:
-    from kvcs.subscriber.retrieval import Retrieval
+    from kvcs.subscriber.segments import Replacements
 
 _log = get_logger("kvcs.subscriber")
 
@@ -88,6 +99,47 @@ async def read_stored(follower: ManifestFollower, stored: StoredManifest) -> Non
     await follower.parsed()
 
 
+class Served(Protocol):
+    """What is got or recomputed for: a retrieval, or a segment of another publication."""
+
+    prefix: Prefix
+    namespace: TrackNamespace
+    finder: Others | None
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is owed and what is verified."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Newest manifest that was applied."""
+
+    @property
+    def manifest_is_final(self) -> bool:
+        """Whether no newer one is needed."""
+
+    @property
+    def follower(self) -> ManifestFollower | None:
+        """Reads newer ones; None where none is wanted."""
+
+    @property
+    def may_have_twins(self) -> bool:
+        """Whether Objects of another publication may stand for those of this one."""
+
+    @property
+    def replacements(self) -> Replacements | None:
+        """Takes whole segments from other publications; None where that is not done."""
+
+    def entry(self, track: DataTrack) -> SegmentEntry:
+        """The segment of a track."""
+
+    def verified(self) -> None:
+        """Something is there that was not."""
+
+    def failed(self, error: KvcsError) -> None:
+        """The publication contradicts itself."""
+
+
 class LastMeans:
     """Fetches and recomputes for one retrieval; see `kvcs.fallback.means.LastMeans`.
 
@@ -110,11 +162,11 @@ class LastMeans:
         self._source = source
         self._recompute = recompute
         self._settings = settings
-        self._retrieval: Retrieval | None = None
+        self._served: Served | None = None
 
-    def serve(self, retrieval: Retrieval) -> None:
-        """Work for a retrieval from now on."""
-        self._retrieval = retrieval
+    def serve(self, served: Served) -> None:
+        """Work for one from now on."""
+        self._served = served
 
     @property
     def can_recompute(self) -> bool:
@@ -122,16 +174,16 @@ class LastMeans:
         return self._recompute is not None
 
     @property
-    def _patient(self) -> Retrieval:
-        assert self._retrieval is not None  # it serves one before it is used
-        return self._retrieval
+    def _patient(self) -> Served:
+        assert self._served is not None  # it serves one before it is used
+        return self._served
 
     async def look_around(self) -> None:
         """Get a newer manifest from the source, if it has one."""
         patient = self._patient
-        if self._source is None or patient.manifest_is_final:
+        follower = patient.follower
+        if self._source is None or follower is None or patient.manifest_is_final:
             return
-        follower = patient.passage.leg.follower
         namespace = PublicationNamespace.parse(patient.namespace)
         try:
             async with self._source as source:
@@ -153,6 +205,10 @@ class LastMeans:
                     # What came meanwhile is dropped as a copy.
                     if await self._fetch_all(source, twin, missing) is None:
                         failure = None
+                replacements = self._patient.replacements
+                if failure is not None and replacements is not None:
+                    segments = sorted({run.segment for run in missing})
+                    failure = await replacements.at(source, segments) or failure
         except KvcsError as exc:
             return str(exc)
         return failure
@@ -161,9 +217,9 @@ class LastMeans:
         self, source: BlockSource, ours: PublicationNamespace
     ) -> list[PublicationNamespace]:
         patient = self._patient
-        if patient.finder is None or patient.ledger.unsealer is not None:
+        if patient.finder is None or not patient.may_have_twins:
             return []
-        return await patient.finder.at(source, ours, patient.manifest)
+        return twins(patient.manifest, await patient.finder.at(source, ours))
 
     async def _fetch_all(
         self, source: BlockSource, namespace: PublicationNamespace, missing: Sequence[MissingBlocks]

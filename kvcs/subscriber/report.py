@@ -78,7 +78,8 @@ class CacheReport:
     """Objects that failed a check, by check."""
 
     signed_by: bytes | None
-    """Identifier of the key that signed the lists; None where the publication is not signed."""
+    """Identifier of the key that signed the lists; None where the publication is not signed. Where
+    it is, segments from another publication are verified against that one's signed lists."""
 
     manifest_versions: int
     """Manifest versions read."""
@@ -97,6 +98,9 @@ class CacheReport:
 
     recomputed: int
     """Objects that the caller has recomputed."""
+
+    segments_from: dict[int, PublicationNamespace]
+    """Segments that came whole from another publication, and from which one."""
 
     open_seconds: float
     """From `open` to the first manifest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from kvcs.errors import (
     CacheIncomplete,
@@ -22,14 +23,16 @@ from kvcs.subscriber.alone import Alone
 from kvcs.subscriber.facts import log_end
 from kvcs.subscriber.last_means import LastMeans
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.others import Others, twins
 from kvcs.subscriber.passage import Passage
+from kvcs.subscriber.readers import Readers
 from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.reception import Reception, Retrieve
 from kvcs.subscriber.requests import DEFAULT_CHOICE, Choice, choose_tracks
 from kvcs.subscriber.routes import Routes
+from kvcs.subscriber.segments import Replacements
 from kvcs.subscriber.settings import SubscriberSettings
 from kvcs.subscriber.silence import Silence
-from kvcs.subscriber.twins import Twins
 
 
 class Retrieval:
@@ -38,9 +41,9 @@ class Retrieval:
     Attributes:
         prefix: the consumer's prefix.
         namespace: Track Namespace of the publication.
-        completion: done once all is there and confirmed, or with what went wrong.
-        finder: finds other publications whose Objects are the same; None leaves that out.
-        settled: done once it is known how many tokens the retrieval has.
+        finder: finds other publications of the prefix; None leaves that out.
+        replacements: takes whole segments from them.
+        readers: who waits for what.
         deadline_at: when it fails, in the loop's clock.
     """
 
@@ -57,11 +60,12 @@ class Retrieval:
         deadline_at: float,
         exact: bool = True,
         last_means: LastMeans | None = None,
-        twins: Twins | None = None,
+        others: Others | None = None,
         choice: Choice = DEFAULT_CHOICE,
+        whole: bool = False,
     ) -> None:
         self.prefix = prefix
-        self.finder = twins
+        self.finder = others
         self.namespace: TrackNamespace = follower.namespace
         self._settings = settings
         self._selective = (
@@ -77,13 +81,14 @@ class Retrieval:
         self._error: KvcsError | None = None
         self._error_is_final = False
         self._closed = False
-        self._waiters: dict[int, list[asyncio.Future[LayerTensors]]] = {}
-        self.completion: asyncio.Future[None] = self._loop.create_future()
-        self.settled: asyncio.Future[int] = self._loop.create_future()
+        self.readers = Readers()
         self._choice = choice
+        self._together = whole
+        """Whether no layer is handed out before all are there."""
         self._exact = exact
         """Whether just the selected blocks are wanted, not as many as there are."""
         self._append: asyncio.TimerHandle | None = None
+        self.replacements = Replacements(self, others, choice, settings)
         self._recovery = Recovery(self, settings)
         self._alone = Alone(self, self._recovery, last_means, settings)
         self._passage = Passage(
@@ -107,25 +112,11 @@ class Retrieval:
             raise UsageError(f"layer {index} was not selected; layers {first}..{last} are")
         if self._error is not None and self._error_is_final:
             raise self._error
-        if self._ledger.is_ready(index):
-            return self._ledger.layer(index)
+        if self._may_hand_out() and self._ledger.is_ready(index):
+            return self.readers.hand_out(self._ledger.layer(index))
         if self._error is not None:
             raise self._error
         return None
-
-    def wait_for(self, index: int) -> asyncio.Future[LayerTensors]:
-        """A future of a layer that is not whole yet; `forget` it."""
-        future: asyncio.Future[LayerTensors] = self._loop.create_future()
-        self._waiters.setdefault(index, []).append(future)
-        return future
-
-    def forget(self, index: int, future: asyncio.Future[LayerTensors]) -> None:
-        """Nobody waits for a future any more."""
-        waiters = self._waiters.get(index, [])
-        if future in waiters:
-            waiters.remove(future)
-        if future.done() and not future.cancelled():
-            future.exception()  # retrieved: whoever waited may have been cancelled
 
     def extend(self, deadline_at: float) -> None:
         """Another reader has more time; the time of the most patient one counts."""
@@ -158,6 +149,11 @@ class Retrieval:
         return self._passage
 
     @property
+    def follower(self) -> ManifestFollower:
+        """Follows the manifest."""
+        return self._passage.leg.follower
+
+    @property
     def seconds(self) -> float:
         """Since it was opened."""
         return self._loop.time() - self.opened_at
@@ -165,12 +161,12 @@ class Retrieval:
     @property
     def fetched_elsewhere(self) -> int:
         """Objects that came another way than over sessions."""
-        return self._alone.fetched
+        return self._alone.fetched + self.replacements.fetched
 
     @property
     def refetches(self) -> int:
         """FETCHes made in recovery."""
-        return self._recovery.fetches
+        return self._recovery.fetches + self.replacements.fetches
 
     @property
     def from_other_publications(self) -> int:
@@ -186,7 +182,7 @@ class Retrieval:
             PublicationError: the manifest covers nothing of the prefix, or has no track that can
                 be read here.
         """
-        follower = self._passage.leg.follower
+        follower = self.follower
         manifest = follower.manifest
         assert manifest is not None
         follower.on_manifest = self._apply
@@ -209,7 +205,7 @@ class Retrieval:
         self._hurry()
         if self._error is None:
             self._error = self._incomplete("the cache was closed")
-        self._release_waiters(self._error)
+        self.readers.release(self._error)
         log_end(self, self._is_complete(), self._error)
 
     # Traveller: what its legs tell
@@ -217,17 +213,14 @@ class Retrieval:
     def verified(self) -> None:
         """An Object was verified; hand out layers that are whole now."""
         ready = self._ledger.take_ready()
-        for index in ready:
-            now = self._loop.time()
-            if self.first_at is None:
-                self.first_at = now
-            self.last_at = now
-            tensors = self._ledger.layer(index)
-            for future in self._waiters.pop(index, ()):
-                if not future.done():
-                    future.set_result(tensors)
-        if ready:  # it costs as much as there are layers: not for every Object
-            self._check_completion()
+        if not ready:  # the rest costs as much as there are layers: not for every Object
+            return
+        self.last_at = self._loop.time()
+        if self.first_at is None:
+            self.first_at = self.last_at
+        if self._may_hand_out():
+            self._hand_out(ready)
+        self._check_completion()
 
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
         """Objects are owed again: fetch them."""
@@ -260,7 +253,7 @@ class Retrieval:
         )
         self._recovery.stop()
         self._passage.settled()
-        self._release_waiters(error)
+        self.readers.release(error)
 
     def manifest_ended(self) -> None:
         """No newer manifest comes."""
@@ -324,9 +317,21 @@ class Retrieval:
 
     async def twins(self, connection: Connection) -> list[TrackNamespace]:
         """Other publications there whose Objects are the very same octets."""
-        if self.finder is None or self._ledger.unsealer is not None:
-            return []  # sealed payloads open under their own publication's name alone
-        return await self.finder.over(connection, self.namespace, self.manifest)
+        if not self.may_have_twins or self.finder is None:
+            return []
+        others = await self.finder.over(connection, self.namespace)
+        return [each.fields for each in twins(self.manifest, others)]
+
+    @property
+    def may_have_twins(self) -> bool:
+        """Whether Objects of another publication may stand for those of this one."""
+        # Sealed payloads open under their own publication's name alone.
+        return self.manifest.deterministic and self._ledger.unsealer is None
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether anything was given to a reader, or may be given at once."""
+        return self.readers.handed_out or self.is_over
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""
@@ -385,10 +390,10 @@ class Retrieval:
         """Want what the publication covers of the prefix, where it will cover no more."""
         self._hurry()
         ledger = self._ledger
-        if self.settled.done() or self._error is not None:
+        if self.readers.settled.done() or self._error is not None:
             return
         if ledger.covered == ledger.blocks:
-            self.settled.set_result(ledger.blocks * ledger.descriptor.block_tokens)
+            self.readers.settled.set_result(ledger.blocks * ledger.descriptor.block_tokens)
         elif self._exact or not ledger.covered:
             return
         elif final or (at_once and manifest.complete):
@@ -398,10 +403,10 @@ class Retrieval:
             self._append = self._loop.call_later(self._settings.append, self._want_covered)
 
     def _want_covered(self) -> None:
-        if self.settled.done():
+        if self.readers.settled.done():
             return
         self._ledger.want_covered()
-        self.settled.set_result(self._ledger.blocks * self._ledger.descriptor.block_tokens)
+        self.readers.settled.set_result(self._ledger.blocks * self._ledger.descriptor.block_tokens)
         self.verified()
         self._check_completion()
         self._end.listen()
@@ -425,25 +430,34 @@ class Retrieval:
 
     def _all_listed(self) -> bool:
         last = self._ledger.layers[-1]
-        segments = self._segments()
+        ours = self._segments() - self._ledger.replaced.keys()
         return all(
             entry.layers_listed() > last
             for entry in self.manifest.segments
-            if entry.segment in segments
+            if entry.segment in ours
         )
 
+    def _may_hand_out(self) -> bool:
+        return not self._together or self._error is not None or self._is_complete()
+
+    def _hand_out(self, layers: Iterable[int]) -> None:
+        """Give layers that are whole to those who wait for them."""
+        for index in sorted(set(layers) & set(self.readers.waited_for)):
+            self.readers.hand_out(self._ledger.layer(index))
+
     def _check_completion(self) -> None:
-        if self.completion.done():
+        if self.readers.completion.done():
             return
         if self._error is not None:
-            self.completion.set_exception(self._error)
-            self.completion.exception()  # retrieved: nobody has to wait for it
+            self.readers.completion.set_exception(self._error)
+            self.readers.completion.exception()  # retrieved: nobody has to wait for it
         elif self._is_complete():
-            self.completion.set_result(None)
+            self.readers.completion.set_result(None)
             self._recovery.stop()
             self._alone.stop()
             self._passage.settled()
             self._deadline.cancel()
+            self._hand_out(self.readers.waited_for)
 
     def _nothing_more(self) -> bool:
         """Whether something lacks, and nothing more comes of itself: no Object, no segment."""
@@ -484,14 +498,3 @@ class Retrieval:
 
     def _deadline_passed(self) -> None:
         self.failed(self._incomplete(f"the deadline of {self._deadline_seconds:g} s passed"))
-
-    def _release_waiters(self, error: KvcsError) -> None:
-        waiters, self._waiters = self._waiters, {}
-        for futures in waiters.values():
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
-        for waited in (self.completion, self.settled):
-            if not waited.done():
-                waited.set_exception(error)
-                waited.exception()  # retrieved: nobody has to wait for it

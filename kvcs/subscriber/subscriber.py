@@ -20,6 +20,7 @@ from kvcs.subscriber.discovery import PublicationInfo, Search, halved, publicati
 from kvcs.subscriber.finding import Finder, may_follow_prefix, namespace_of
 from kvcs.subscriber.last_means import LastMeans, Recompute
 from kvcs.subscriber.manifests import ManifestFollower
+from kvcs.subscriber.others import Others
 from kvcs.subscriber.protection import Protection
 from kvcs.subscriber.reception import Retrieve
 from kvcs.subscriber.report import ManifestFacts
@@ -28,7 +29,6 @@ from kvcs.subscriber.retrieval import Retrieval
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import MAX_ANCHORS, SubscriberSettings
 from kvcs.subscriber.sharing import Sharing
-from kvcs.subscriber.twins import Twins
 from kvcs.subscriber.without import Elsewhere
 from kvcs.trust import KeyRing
 
@@ -195,6 +195,7 @@ class Subscriber:
         recompute: Recompute | None = None,
         codecs: Sequence[str] | None = None,
         lossy: bool = False,
+        whole: bool = False,
     ) -> AsyncIterator[Cache]:
         """Find a publication of ``prefix`` and retrieve it; leaving the context ends it.
 
@@ -235,6 +236,9 @@ class Subscriber:
                 other one that is registered.
             lossy: take a codec that does not give back every bit, too. `CacheReport.lossless` tells
                 whether one was used.
+            whole: hand out no layer before all are there. A segment that lacks something can then
+                be taken from another publication to the last; else only until the first layer was
+                handed out, since Objects of two publications are never mixed in one segment.
 
         Yields:
             The `Cache`.
@@ -307,13 +311,14 @@ class Subscriber:
                 opened_at=opened_at,
                 deadline_at=deadline_at,
                 exact=blocks is not None,
-                twins=Twins(prefix, self.settings, self._authenticity),
+                others=Others(prefix, self.settings, self._authenticity),
                 last_means=(
                     None
                     if self._fallback is None and recompute is None
                     else LastMeans(self._fallback, recompute, self.settings)
                 ),
                 choice=choice,
+                whole=whole,
             )
             try:
                 retrieval.start()
@@ -327,6 +332,7 @@ class Subscriber:
             *(identity, layers, blocks, publication, retrieve, tried, wait),
             choice,
             recompute,
+            whole,
         )
         if not self.settings.share:
             key = object()

@@ -12,7 +12,7 @@ from kvcs.kv import Manifest, ManifestWriter, parse_manifest
 from kvcs.kv.tracks import DataTrack, PublicationNamespace
 from kvcs.quic.endpoint import Server
 from kvcs.subscriber.authenticity import Authenticity
-from kvcs.subscriber.twins import Twins, are_twins
+from kvcs.subscriber.others import Others, are_twins, twins
 from tests.builders import BRIEF, QUICK, Toy, put, same, toy_descriptor, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save
@@ -34,14 +34,19 @@ def said(toy: Toy, deterministic: bool) -> bytes:
 
 
 def lacking(toy: Toy, deterministic: bool) -> RawPublication:
-    """A publication of which one block is nowhere."""
+    """A publication of which one block will be nowhere, so far its first layer."""
     raw = RawPublication(toy, publication_id=bytes([7] * 16))
     raw.manifest(said(toy, deterministic))
-    for layer in range(4):
+    raw.layer(0)
+    return raw
+
+
+def go_on(raw: RawPublication) -> None:
+    """Publish the rest, in which the block lacks."""
+    for layer in (1, 2, 3):
         gone = {(V0, 1): None} if layer == 2 else {}
         raw.layer(layer, live=gone, stored=gone)
     raw.end()
-    return raw
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -60,6 +65,8 @@ async def test_over_http(tmp_path: Path, files: PemFiles, ours: bool, theirs: bo
             client, fallback=HttpSource(http.url), settings=QUICK if both else BRIEF
         )
         async with subscriber.open(toy_prefix(), publication=_named(raw)) as cache:
+            assert same(await cache.layer(0), toy)  # from here on no segment can be taken whole
+            go_on(raw)
             if both:
                 got = [layer async for layer in cache]
                 assert [layer.index for layer in got] == [0, 1, 2, 3]
@@ -85,11 +92,14 @@ async def test_over_another_session(files: PemFiles) -> None:
         async with joined(server, files) as first, joined(other, files) as second:
             subscriber = kvcs.Subscriber(first, second, settings=QUICK)
             async with subscriber.open(prefix, publication=_named(raw)) as cache:
+                assert same(await cache.layer(0), toy)
+                go_on(raw)
                 got = [layer async for layer in cache]
                 assert [layer.index for layer in got] == [0, 1, 2, 3]
                 assert all(same(layer, toy) for layer in got)
                 assert cache.namespace == raw.namespace
                 assert cache.report.from_other_publications == 1
+                assert cache.report.segments_from == {}
 
 
 def _named(raw: RawPublication) -> kvcs.PublicationNamespace:
@@ -117,7 +127,7 @@ async def test_a_twin_that_goes_on_otherwise_is_none_any_more(tmp_path: Path) ->
                 await segment.put(layer, toy.k[layer, part], toy.v[layer, part])
         await publication.save(tmp_path)
     ours = kvcs.Prefix(toy_prefix().scope, toy_descriptor(), [*range(8), 50, 51, 52, 53])
-    twins = Twins(ours, QUICK, Authenticity())
+    others = Others(ours, QUICK, Authenticity())
     named = PublicationNamespace.parse(ours.namespace(bytes(16), 2))
 
     def manifest(prefix: kvcs.Prefix, *segments: int) -> Manifest:
@@ -132,6 +142,7 @@ async def test_a_twin_that_goes_on_otherwise_is_none_any_more(tmp_path: Path) ->
         HttpServer(tmp_path, port=0, authority=None) as http,
         HttpSource(http.url) as source,
     ):
-        assert len(await twins.at(source, named, manifest(ours, 2))) == 1
-        assert await twins.at(source, named, manifest(ours, 2, 1)) == []
-        assert len(await twins.at(source, named, manifest(toy_prefix(), 2, 1))) == 1
+        found = await others.at(source, named)
+        assert len(twins(manifest(ours, 2), found)) == 1
+        assert twins(manifest(ours, 2, 1), found) == []
+        assert len(twins(manifest(toy_prefix(), 2, 1), found)) == 1

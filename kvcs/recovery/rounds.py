@@ -1,19 +1,15 @@
-"""What is missing of a retrieval and from where it can still come, under one deadline.
-
-KVCS "Verification and Recovery": lost Objects are fetched again; recovery is bounded by the time
-that recomputation would take, and it counts from the first known loss.
-"""
+"""What is missing is asked for in rounds: every session, every other place, then the caller."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 from weakref import WeakSet
 
 from kvcs.errors import KvcsError, MissingBlocks, UsageError
 from kvcs.fallback.means import LastMeans, clipped
-from kvcs.kv import DataTrack, Ledger
+from kvcs.kv import DataTrack
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.filters import LocationFilter
@@ -26,6 +22,7 @@ from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.quic.together import all_of
+from kvcs.recovery.patient import Patient, RecoverySettings
 
 _log = get_logger("kvcs.recovery")
 
@@ -40,83 +37,6 @@ ROUNDS_BEFORE_RECOMPUTING = 2
 
 MAX_FETCHES = 8
 """FETCHes of one retrieval that run at a time; a publisher takes 16 of one subscriber."""
-
-
-class RecoverySettings(Protocol):
-    """The numbers that recovery goes by."""
-
-    @property
-    def retry_pause(self) -> float:
-        """Seconds before the second try."""
-
-    @property
-    def subscriber_priority(self) -> int:
-        """SUBSCRIBER_PRIORITY of its fetches."""
-
-    def recovery(self, tokens: int) -> float:
-        """Seconds from the first known loss to the end of trying."""
-
-
-FetchEnd = Callable[[str | None], None]
-"""Told once how a FETCH ended: None where its stream had its FIN, else what went wrong."""
-
-
-class Receiver(Protocol):
-    """Takes the events of a FETCH of one data track."""
-
-    taken: int
-    """Objects that it brought."""
-
-    def drop(self) -> None:
-        """Give up what is on its way."""
-
-    def take(self, event: events.Event, on_fetch_end: FetchEnd | None = None) -> None:
-        """One event; ``on_fetch_end`` is told how the FETCH's stream ended."""
-
-
-class Patient(Protocol):
-    """The retrieval that recovery works for."""
-
-    namespace: TrackNamespace
-
-    @property
-    def connection(self) -> Connection:
-        """The session that serves it."""
-
-    @property
-    def sources(self) -> list[Connection]:
-        """Sessions that may have what lacks; the one that serves it is the first."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is owed and what is verified."""
-
-    def receiver(
-        self, track: DataTrack, connection: Connection, *, beside: bool = False
-    ) -> Receiver:
-        """Receiver of a data track for a FETCH over one of the sources.
-
-        Args:
-            track: the data track.
-            connection: the source.
-            beside: whether it is a FETCH of another publication.
-        """
-
-    async def twins(self, connection: Connection) -> list[TrackNamespace]:
-        """Other publications there whose Objects are the very same octets."""
-
-    def comes_of_itself(self, track: DataTrack) -> bool:
-        """Whether Objects of a track that were not published yet will come unasked."""
-
-    @property
-    def last_means(self) -> LastMeans | None:
-        """What is left where no session brings it."""
-
-    def recovered(self) -> None:
-        """All that was lost is there."""
-
-    def recovery_failed(self, reason: str, cause: KvcsError | None = None) -> None:
-        """The time is up, or nothing is left to try."""
 
 
 class _Run(NamedTuple):
@@ -284,6 +204,10 @@ class Recovery:
                 compared = self._patient.ledger.tracks
                 for twin in await self._patient.twins(source):
                     await self._ask(source, self._share(len(sources)), twin, compared)
+                if segments := sorted({run.track.segment for run in self._runs()}):
+                    share = self._share(len(sources))
+                    told = await self._patient.replacements.over(source, segments, share)
+                    self._failure = told or self._failure
             if means is not None and tries >= len(sources) and self._runs():
                 self._failure = await means.fetch(self._lost_blocks()) or self._failure
                 enough = not sources or tries >= ROUNDS_BEFORE_RECOMPUTING * len(sources)

@@ -29,11 +29,13 @@ from kvcs.cli.options import (
     token_source,
 )
 from kvcs.cli.output import Output
+from kvcs.cli.relay_limits import LimitOption, Limits, read_limits
 from kvcs.cli.reloading import reloading
 from kvcs.errors import UsageError
+from kvcs.moqt.settings import SessionSettings
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
-from kvcs.relay.server import Relay, RelaySettings
+from kvcs.relay.server import MAX_SESSIONS, Relay, RelaySettings
 from kvcs.relay.settings import MIB, RelayLimits
 from kvcs.relay.stats import RelayStats
 
@@ -74,6 +76,7 @@ def register(app: typer.Typer) -> None:
                 "--cache-disk-mib", min=1, metavar="MIB", help="Space for the files of --cache-dir."
             ),
         ] = 16384,
+        limit: LimitOption = None,
         allow_anyone: Annotated[
             bool,
             typer.Option("--allow-anyone", help="Serve whoever connects, without tokens."),
@@ -147,12 +150,24 @@ def register(app: typer.Typer) -> None:
         if cert is None or key is None:
             raise UsageError("a relay needs a certificate: --cert FILE and --key FILE")
         host, port = parse_address(bind, RELAY_PORT)
+        limits = read_limits(
+            limit or (),
+            Limits(
+                relay=RelayLimits(cache_octets=cache_mib * MIB),
+                session=SessionSettings(),
+                quic=QuicSettings(datagram_size=datagram_size),
+                max_sessions=MAX_SESSIONS,
+            ),
+        )
         settings = RelaySettings(
             host=host,
             port=port,
             cert=cert,
             key=key,
-            limits=RelayLimits(cache_octets=cache_mib * MIB),
+            limits=limits.relay,
+            session=limits.session,
+            quic=limits.quic,
+            max_sessions=limits.max_sessions,
             cache_dir=cache_dir,
             cache_disk_octets=cache_disk_mib * MIB,
             allow_anyone=allow_anyone,
@@ -167,7 +182,6 @@ def register(app: typer.Typer) -> None:
             client_key=client_key,
             token=token_source(token_file) if upstream else None,
             verify=not insecure,
-            quic=QuicSettings(datagram_size=datagram_size),
         )
         told = Lines(lines)
         server = Relay(settings)

@@ -31,6 +31,9 @@ MAX_STATUS_OCTETS = 16 * 2**20
 MAX_ROWS = 40
 """Peers that are shown, those with most waiting first."""
 
+MAX_SCOPES = 10
+"""Scopes that are shown, those of which most is open."""
+
 TOTALS = (
     ("sessions", "sessions"),
     ("tracks", "tracks"),
@@ -39,6 +42,8 @@ TOTALS = (
     ("misses", "misses"),
     ("upstream fetches", "upstream_fetches"),
     ("objects out", "objects_out"),
+    ("too far behind", "too_far_behind"),
+    ("resets under pressure", "pressure_resets"),
 )
 """Labels and members of the relay's counters that are shown as numbers."""
 
@@ -76,10 +81,10 @@ def table(status: dict[str, Any]) -> Group:
     stats, peers = status["stats"], status["peers"]
     totals = Table("relay", "ready" if status["ready"] else "not ready")
     for label, member in TOTALS:
-        totals.add_row(label, str(stats[member]))
+        totals.add_row(label, str(stats.get(member, 0)))
     totals.add_row("cache", octets_text(stats["cache_octets"]))
     totals.add_row("queued", octets_text(stats["queued_octets"]))
-    each = Table("session", "peer", "seconds", "requests", "serving", "queued", "rtt ms")
+    each = Table("session", "peer", "seconds", "requests", "serving", "queued", "owed", "rtt ms")
     first = sorted(peers, key=lambda peer: -peer["queued_octets"])[:MAX_ROWS]
     for peer in first:
         each.add_row(
@@ -89,10 +94,26 @@ def table(status: dict[str, Any]) -> Group:
             str(peer["requests"]),
             str(peer["serving"]),
             octets_text(peer["queued_octets"]),
+            octets_text(peer.get("lag_octets", 0)),
             "" if peer["rtt"] is None else f"{peer['rtt'] * 1000:.1f}",
         )
     left_out = len(peers) - len(first)
-    return Group(totals, each, *([f"and {left_out} more"] if left_out else []))
+    more = [f"and {left_out} more"] if left_out else []
+    return Group(totals, each, *more, *_scopes(status.get("scopes", [])))
+
+
+def _scopes(scopes: list[dict[str, Any]]) -> list[Table]:
+    """A table of the scopes of which most is open; no table without any."""
+    if not scopes:
+        return []
+    rows = Table("scope", "subscriptions", "fetches", "namespaces", "queued", "refused")
+    for scope in scopes[:MAX_SCOPES]:
+        rows.add_row(
+            *(str(scope[each]) for each in ("scope", "subscriptions", "fetches", "namespaces")),
+            octets_text(scope["queued_octets"]),
+            str(scope["refused"]),
+        )
+    return [rows]
 
 
 def _target(url: str) -> str:

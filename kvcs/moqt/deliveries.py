@@ -54,6 +54,15 @@ class Deliveries:
         """What is delivered for a SUBSCRIBE or PUBLISH."""
         return self._subscriptions.get(request_id)
 
+    def subscriptions(self) -> list[SubscriptionDelivery]:
+        """Everything that is delivered for SUBSCRIBEs and PUBLISHes."""
+        return list(self._subscriptions.values())
+
+    @property
+    def active(self) -> bool:
+        """Whether Objects are sent for any request."""
+        return bool(self._subscriptions or self._fetches)
+
     def prepare(
         self,
         request_id: int,

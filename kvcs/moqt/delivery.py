@@ -159,6 +159,11 @@ class SubgroupSender(ObjectSender):
         self._omitted = False
         """Whether Objects were left out, so that FIN would be a lie (§11.3.2)."""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Index of the Object that goes next in the Subgroup, and what has gone of it."""
+        return self._index, self._offset
+
     def key(self) -> SendKey:
         """Place in the order (MOQT §5.1)."""
         return send_key(

@@ -16,6 +16,7 @@ from kvcs.moqt.delivery import (
 )
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
+from kvcs.moqt.lag import Lag
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import Property, find_property
@@ -118,6 +119,9 @@ class SubscriptionDelivery:
         self._fills: dict[RangeSender, bool] = {}
         """Fills under way, and whether each follows the subscription's priority."""
         self._datagrams: dict[DatagramSender, None] = {}
+        self._lag = Lag()
+        self._behind: str | None = None
+        """Why it ends with TOO_FAR_BEHIND once its fills have come to their end."""
 
     def _resolve(self, largest: Location | None) -> Range:
         chosen = LocationFilter.none() if self._filter is None else self._filter
@@ -290,9 +294,36 @@ class SubscriptionDelivery:
             if subgroup.group_id != group.group_id:
                 continue
             if not sender.closed:
-                self.host.subscription_failed(self, PublishDoneCode.TOO_FAR_BEHIND)
+                self.fall_behind("what it was owed has left the cache")
                 return
             del self._senders[subgroup]
+
+    # Too far behind
+
+    def look(self, now: float) -> tuple[float, int]:
+        """How far it is behind what is published.
+
+        Returns:
+            Seconds, at least, of which none count while a fill is under way, since that goes first;
+            and octets that are here and were not handed over.
+        """
+        lag = self._lag
+        seconds = lag.look(self._live_senders(), now)
+        if self._fills:
+            lag.excuse()
+            seconds = 0.0
+        return seconds, lag.octets
+
+    def fall_behind(self, reason: str) -> None:
+        """End it with TOO_FAR_BEHIND (§9.9); fills that are under way come to their end before."""
+        if self._behind is not None:
+            return
+        self._behind = reason
+        self.track.leave(self)
+        for sender in self._live_senders():
+            self.host.reset_sender(sender, StreamCode.TOO_FAR_BEHIND)
+        self._senders.clear()
+        self.check_drained()
 
     def track_ended(self) -> None:
         """No more Objects come."""
@@ -351,6 +382,11 @@ class SubscriptionDelivery:
 
     def check_drained(self) -> None:
         """Tell the session once nothing more will be sent."""
+        if self._behind is not None:
+            if not self.ended and not self._fills:
+                status = PublishDoneCode.TOO_FAR_BEHIND
+                self.host.subscription_failed(self, status, self._behind)
+            return
         if self.ended or self.track.ended is None or self._fills or self._datagrams:
             return
         if all(sender.closed for sender in self._senders.values()):
@@ -358,8 +394,11 @@ class SubscriptionDelivery:
 
     def open_senders(self) -> list[ObjectSender]:
         """Streams that are open or will be, fills included."""
+        return [*self._live_senders(), *self._fills]
+
+    def _live_senders(self) -> list[ObjectSender]:
         live = [sender for sender in self._senders.values() if not sender.closed]
-        return [*live, *self._fills, *self._datagrams]
+        return [*live, *self._datagrams]
 
     def end(self, code: int) -> None:
         """Leave the Track and reset every open stream with ``code``."""

@@ -89,6 +89,8 @@ class RequestStreams:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.on_over: Callable[[int], None] | None = None
+        """Called with the Request ID when a request of either side is over."""
         self._by_stream: dict[int, Request] = {}
         self._by_id: dict[int, Request] = {}
         self._arriving: dict[int, _Arriving] = {}
@@ -211,6 +213,8 @@ class RequestStreams:
         """Drop a request whose work is done; its stream is read over until it ends."""
         self._by_id.pop(request.request_id, None)
         request.state = State.TERMINATED
+        if self.on_over is not None:
+            self.on_over(request.request_id)
         if not request.ours:
             self._session.load.leave(request)
             # Its stream may stay open for long; what it asked for need not stay in memory.

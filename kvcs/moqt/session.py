@@ -327,6 +327,10 @@ class Session:
         """STOP_SENDING a data stream."""
         self.act(StopSending(stream_id, code))
 
+    def senders(self) -> list[ObjectSender]:
+        """What has a stream of ours open for Objects."""
+        return list(self._senders.values())
+
     def close_sender(self, sender: ObjectSender, code: int | None) -> None:
         """End a sender's stream: with a reset where ``code`` is given."""
         if sender.stream_id is not None:

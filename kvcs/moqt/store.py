@@ -476,6 +476,7 @@ class Track:
     def _append_live(self, subgroup: Subgroup, run: Sequence[StoredObject]) -> None:
         for stored in run:
             stored.live = True
+            subgroup.octets += stored.header.payload_length
         subgroup.objects += run
         self.note_largest(run[-1].header.location)
         for listener in list(self.listeners):

@@ -258,6 +258,7 @@ class Subgroup:
         "group_id",
         "has_properties",
         "objects",
+        "octets",
         "priority",
         "reset_code",
         "streams",
@@ -269,6 +270,8 @@ class Subgroup:
         self.subgroup_id = subgroup_id
         self.priority = priority
         self.objects: list[StoredObject] = []
+        self.octets = 0
+        """Payload octets of ``objects``, those that are yet to come included."""
         self.from_start = False
         """Whether ``objects[0]`` is the first Object ever published in the Subgroup."""
         self.end_of_group = False

@@ -57,6 +57,7 @@ GAUGES = {
     "cache_octets": ("kvcs_cache_bytes", "Octets in the cache, bookkeeping included."),
     "disk_groups": ("kvcs_disk_groups", "Groups in files."),
     "disk_octets": ("kvcs_disk_bytes", "Octets of these files."),
+    "scopes": ("kvcs_scopes", "Scopes that something is open of, and some that were."),
     "queued_octets": ("kvcs_send_queue_bytes", "Octets given to QUIC, not acknowledged yet."),
 }
 """Members of `RelayStats` that go up and down, their metrics and what these say."""
@@ -196,6 +197,15 @@ def families(status: RelayStatus, version: str) -> Iterator[Metric]:
     # One time series for each peer would be without bound: /status has them one by one.
     deepest = max((peer.queued_octets for peer in status.peers), default=0)
     yield GaugeMetricFamily("kvcs_send_queue_peer_max_bytes", "Of the peer with most.", deepest)
+    lag = max((peer.lag_octets for peer in status.peers), default=0)
+    yield GaugeMetricFamily("kvcs_lag_peer_max_bytes", "Owed to the peer with most.", lag)
+    # Nor are scopes labels: the largest one tells how far the limits are.
+    for share in ("subscriptions", "fetches", "namespaces", "queued_octets"):
+        most = max((getattr(scope, share) for scope in status.scopes), default=0)
+        name = f"kvcs_scope_max_{share.replace('octets', 'bytes')}"
+        yield GaugeMetricFamily(
+            name, f"Of {share.replace('_', ' ')}, those of the scope with most.", most
+        )
     waiting = sum(peer.serving for peer in status.peers)
     yield GaugeMetricFamily("kvcs_subscribers", "Downstream requests that are open.", waiting)
     for member in fields(RelayStats):

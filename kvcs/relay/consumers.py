@@ -151,6 +151,7 @@ class Consumers:
     def answer(self, request: Waiting, now: float) -> None:
         """Serve a request: an upstream is Established, or the cache alone has the answer."""
         request.stop_waiting()
+        self._hub.watch(now)
         place, track = request.place, self._owner.track
         session = self._hub.session(place.session)
         if session is None:
@@ -269,6 +270,9 @@ class Consumers:
 
     def _publish(self, place: Place, session: Session) -> None:
         owner, stats = self._owner, self._hub.stats
+        if not self._hub.scopes.may_offer(owner.name.namespace):
+            session.responder.publish_skipped(place.request_id, owner.name)
+            return
         offered = self._offered.setdefault(place.session, {})
         offer = session.responder.publish_tracks(
             place.request_id,
@@ -281,6 +285,7 @@ class Consumers:
             offered[place] = offer
             self._sweep()
             served = Place(place.session, offer)
+            self._hub.scopes.offer(served, owner.name.namespace)
             self._served[served] = Ask.PUBLISH
             self._awake[served] = None
             self._hub.bind_downstream(served, owner)

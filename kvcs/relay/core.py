@@ -11,26 +11,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import get_args
 
-from kvcs.access.permits import Permits, Place
-from kvcs.access.policy import Policy, Request
+from kvcs.access.permits import Place
+from kvcs.access.policy import Policy, Request, asked
 from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
 from kvcs.moqt.errors import (
     DoesNotExist,
     MalformedTrack,
-    PublishDoneCode,
     RequestCode,
     SessionCode,
-    StreamCode,
 )
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.requests import State
 from kvcs.moqt.session import Session
+from kvcs.relay.backlogs import Backlogs
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
 from kvcs.relay.directory import Directory
+from kvcs.relay.enforcing import Enforcer
 from kvcs.relay.peers import Peer
 from kvcs.relay.routing import Routing
+from kvcs.relay.scopes import SHARES, Scopes
 from kvcs.relay.sessions import Sessions
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, Report
@@ -70,21 +70,26 @@ class RelayCore(Sessions):
             self._let_go,
         )
         self._on_wake = on_wake
+        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._tracks = Directory()
         self.relay_id = relay_id
         self._upstreams = Upstreams(self, relay_id, self._heard)
         self._routing = Routing(self, self._tracks.below, self._upstreams)
         self._timers = Timers()
-        self._permits = Permits(policy or Policy(), self.at, self._is_alive, self._end)
         self._soon: list[Callback] = []
-        self._curtailed: set[int] = set()
-        """Sessions whose announcements have just ended, some of them, with their token."""
-        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self._enforcer = Enforcer(self, self._routing, policy or Policy())
+        self.scopes = Scopes(self.limits, self.stats, self.report)
+        self._backlogs = Backlogs(self, self._peers)
 
     # Inputs
 
     def session_opened(
-        self, key: int, core: Session, now: float, upstream: int | None = None
+        self,
+        key: int,
+        core: Session,
+        now: float,
+        upstream: int | None = None,
+        queued: Callable[[], int] = int,
     ) -> None:
         """A session is there; ``key`` names it from now on and is never used again.
 
@@ -93,8 +98,10 @@ class RelayCore(Sessions):
             core: the session.
             now: the time.
             upstream: where it is one with an upstream, how many others are asked before it.
+            queued: octets that were handed over for its peer and wait below; 0 by default.
         """
-        self._peers[key] = Peer(core, now, upstream)
+        self._peers[key] = Peer(core, now, upstream, queued)
+        core.requests.on_over = lambda request_id: self.scopes.over(Place(key, request_id))
         self.stats.sessions_total += 1
 
     def event(self, key: int, event: events.Event, now: float) -> None:
@@ -125,7 +132,7 @@ class RelayCore(Sessions):
         elif isinstance(event, events.RequestUpdateReceived):
             self._update(Place(key, event.request_id), peer, event, now)
         elif isinstance(event, events.RequestCancelled) and not event.ours:
-            self._cancelled(Place(key, event.request_id), peer, now)
+            self.cancelled(Place(key, event.request_id), peer, now)
         else:
             track = peer.upstream.get(event.request_id)
             if track is not None:
@@ -141,7 +148,9 @@ class RelayCore(Sessions):
         peer = self._peers.pop(key, None)
         if peer is None:
             return
-        self._permits.close(key)
+        peer.core.requests.on_over = None
+        self._enforcer.permits.close(key)
+        self.scopes.session_closed(key)
         self._routing.session_closed(key, peer, now)
         self._upstreams.closed(key, now)
         for request_id, track in list(peer.downstream.items()):
@@ -167,6 +176,26 @@ class RelayCore(Sessions):
         self._timers.run(now)
         self._run_soon(now)
 
+    def cancelled(self, place: Place, peer: Peer, now: float) -> None:
+        """The peer cancelled a request of its own, or it is allowed no longer."""
+        self._enforcer.permits.forget(place)
+        self.scopes.over(place)
+        request_id = place.request_id
+        if self._routing.cancelled(place, peer, now):
+            return
+        track = peer.downstream.get(request_id)
+        if track is not None:
+            track.downstream_gone(place, now)
+            return
+        track = peer.upstream.get(request_id)
+        if track is not None:
+            track.event(place, events.RequestCancelled(request_id, False, None), now)
+
+    def issuers_changed(self, now: float) -> None:
+        """Keys of issuers came or went: requests that are allowed no longer end."""
+        self._enforcer.permits.look_again(now)
+        self._run_soon(now)
+
     # Outputs
 
     def next_timer(self) -> float | None:
@@ -188,6 +217,7 @@ class RelayCore(Sessions):
         stats.tracks = len(self.cache)
         stats.groups = self.cache.groups
         stats.cache_octets = self.cache.octets
+        stats.scopes = len(self.scopes)
         stats.objects_out, stats.octets_out = self.cache.sent
         return stats
 
@@ -225,7 +255,11 @@ class RelayCore(Sessions):
 
     def expires_ms(self, place: Place) -> int | None:
         """Milliseconds after which a request of a peer will be ended; None where nothing does."""
-        return self._permits.expires_ms(place)
+        return self._enforcer.permits.expires_ms(place)
+
+    def watch(self, now: float) -> None:
+        """Look from now on at what peers do not take."""
+        self._backlogs.watch(now)
 
     def at(self, when: float, callback: Callback) -> Timer:
         """Call ``callback`` with the time, at ``when`` or soon after, unless it is cancelled."""
@@ -262,10 +296,10 @@ class RelayCore(Sessions):
             peer.core.close(SessionCode.NO_ERROR, "a relay is no upstream of its own")
             return
         try:
-            self._permits.open(key, event.tokens)
+            self._enforcer.permits.open(key, event.tokens)
         except SessionError as exc:
             if peer.rank is not None:
-                self._permits.open(key, ())  # what it may announce is another matter
+                self._enforcer.permits.open(key, ())  # what it may announce is another matter
                 self._upstream_opened(key, peer.rank, now)
                 return
             self.stats.sessions_refused += 1
@@ -291,7 +325,9 @@ class RelayCore(Sessions):
         place = Place(key, event.request_id)
         try:
             if not self._is_asked(key, event):
-                self._check(place, event, now)
+                self._enforcer.check(place, event, now)
+                about = asked(event)
+                self.scopes.enter(place, about.namespace, SHARES[about.action], now)
             if isinstance(event, events.PublishNamespaceReceived):
                 self._routing.announce(place, peer, event.track_namespace, now)
             elif isinstance(event, events.SubscribeNamespaceReceived):
@@ -310,7 +346,7 @@ class RelayCore(Sessions):
                 waiting = Waiting(place, Ask.STATUS, Parameters())
                 self._serve(event.full_track_name, waiting, peer, now)
         except RequestError as exc:
-            self._permits.forget(place)
+            self._enforcer.permits.forget(place)
             peer.core.responder.refuse(event.request_id, exc)
 
     def _is_asked(self, key: int, event: Request) -> bool:
@@ -319,25 +355,6 @@ class RelayCore(Sessions):
             return False
         return self._upstreams.wants_tracks(key, event.full_track_name.namespace)
 
-    def _check(self, place: Place, event: Request, now: float) -> None:
-        """Authorize a request: each kind of each peer passes here before anything else.
-
-        Raises:
-            RequestError: it is refused.
-        """
-        try:
-            self._permits.check(place, event, now)
-        except RequestError as exc:
-            self.stats.unauthorized += 1
-            self.report(
-                "unauthorized",
-                session=place.session,
-                request=type(event).__name__.removesuffix("Received"),
-                code=int(exc.code),
-                reason=exc.reason,
-            )
-            raise
-
     def _update(
         self, place: Place, peer: Peer, event: events.RequestUpdateReceived, now: float
     ) -> None:
@@ -345,12 +362,7 @@ class RelayCore(Sessions):
         responder = peer.core.responder
         prefix: TrackNamespace | None = event.parameters.get(ParameterType.TRACK_NAMESPACE_PREFIX)
         try:
-            self._permits.check_update(place, event, now)
-        except RequestError as exc:
-            self.stats.unauthorized += 1
-            responder.refuse_update(event.request_id, event.update_id, exc)
-            return
-        try:
+            self._enforcer.check_update(place, event, now)
             if prefix is not None:
                 self._routing.check_move(place, peer, prefix)
         except RequestError as exc:
@@ -402,70 +414,6 @@ class RelayCore(Sessions):
         track.sources.take(place, event, now)
         self.report("published", session=place.session, track=str(name))
         self._routing.published(track, now, but_for=held)
-
-    def _cancelled(self, place: Place, peer: Peer, now: float) -> None:
-        """The peer cancelled a request of its own."""
-        self._permits.forget(place)
-        request_id = place.request_id
-        if self._routing.cancelled(place, peer, now):
-            return
-        track = peer.downstream.get(request_id)
-        if track is not None:
-            track.downstream_gone(place, now)
-            return
-        track = peer.upstream.get(request_id)
-        if track is not None:
-            track.event(place, events.RequestCancelled(request_id, False, None), now)
-
-    def _is_alive(self, place: Place) -> bool:
-        session = self.session(place.session)
-        return session is not None and session.requests.get(place.request_id) is not None
-
-    def _end(self, place: Place, error: RequestError, now: float) -> None:
-        """End a request of a peer that is allowed no longer, and what it has brought about."""
-        peer = self._peers[place.session]
-        request_id, responder = place.request_id, peer.core.responder
-        self.report("permit_ended", session=place.session, reason=error.reason)
-        self.stats.permits_ended += 1
-        self._routing.forbid(place, error.reason)
-        track = peer.downstream.get(request_id)
-        request = peer.core.requests.get(request_id)
-        if request is not None and request.state is State.PENDING:
-            responder.refuse(request_id, error)
-        elif track is not None:
-            responder.end_subscription(request_id, PublishDoneCode.UNAUTHORIZED, error.reason)
-            responder.fail_fetch(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
-        else:
-            responder.revoke(request_id, StreamCode.EXPIRED_AUTH_TOKEN)
-        announced = request_id in peer.announced
-        self._cancelled(place, peer, now)
-        if announced and place.session not in self._curtailed:
-            # Once, however many announcements end in this instant.
-            self._curtailed.add(place.session)
-            self.soon(lambda later: self._drop_upstreams(place.session, later))
-
-    def _drop_upstreams(self, key: int, now: float) -> None:
-        """Take nothing from a session of Tracks that it announces no longer.
-
-        A PUBLISH of it has a permit of its own.
-        """
-        self._curtailed.discard(key)
-        peer = self._peers.get(key)
-        if peer is None:
-            return
-        for request_id, track in list(peer.upstream.items()):
-            if request_id in peer.published:
-                continue
-            if key not in self._routing.namespaces.publishers(track.name.namespace):
-                code = StreamCode.EXPIRED_AUTH_TOKEN
-                peer.core.requester.cancel(request_id, code)
-                ended = events.RequestCancelled(request_id, True, code)
-                track.event(Place(key, request_id), ended, now)
-
-    def issuers_changed(self, now: float) -> None:
-        """Keys of issuers came or went: requests that are allowed no longer end."""
-        self._permits.look_again(now)
-        self._run_soon(now)
 
     # Inner workings
 

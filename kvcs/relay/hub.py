@@ -8,6 +8,7 @@ from kvcs.access.permits import Place
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import CachedTrack, RelayCache
+from kvcs.relay.scopes import Scopes
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats
 from kvcs.relay.timers import Callback, Timer
@@ -22,6 +23,7 @@ class Hub(Protocol):
     limits: RelayLimits
     stats: RelayStats
     cache: RelayCache
+    scopes: Scopes
 
     def session(self, key: int) -> Session | None:
         """An open session by its key."""
@@ -55,6 +57,9 @@ class Hub(Protocol):
 
     def unbind(self, place: Place) -> None:
         """The request is over."""
+
+    def watch(self, now: float) -> None:
+        """Something is served: look from now on at what its peer does not take."""
 
     def at(self, when: float, callback: Callback) -> Timer:
         """Call ``callback`` at ``when`` or soon after, unless the timer is cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvcs.moqt.names import FullTrackName, TrackNamespace
@@ -19,6 +20,12 @@ class Peer:
     opened_at: float
     rank: int | None = None
     """Where it is an upstream, how many others are asked before it."""
+
+    queued: Callable[[], int] = int
+    """Octets that were handed over for it and wait below."""
+
+    lag_octets: int = 0
+    """Octets of the cache that its subscriptions are owed, when they were looked at last."""
 
     announced: set[int] = field(default_factory=set)
     """Request IDs of its PUBLISH_NAMESPACEs."""

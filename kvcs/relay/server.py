@@ -29,7 +29,7 @@ from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.disk import Disk
 from kvcs.relay.settings import GIB, RelayLimits
-from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus
+from kvcs.relay.stats import MAX_SCOPES_SHOWN, PeerStats, RelayStats, RelayStatus
 from kvcs.relay.uplinks import NoOrigin, Uplink
 from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
 from kvcs.trust import KeyUse
@@ -38,6 +38,9 @@ from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
 _log = get_logger("kvcs.relay")
 
 Path = str | os.PathLike[str]
+
+MAX_SESSIONS = 1024
+"""Sessions of one relay, unless its settings say otherwise."""
 
 MAX_UPSTREAMS = 16
 """Upstreams of one relay."""
@@ -118,7 +121,7 @@ class RelaySettings:
     cache_disk_octets: int = 16 * GIB
     """Most octets of the files there."""
 
-    max_sessions: int = 1024
+    max_sessions: int = MAX_SESSIONS
     """Sessions at a time; the next ones are refused."""
 
     goaway_timeout: float = 5.0
@@ -244,7 +247,7 @@ class Relay:
                 cert=settings.cert,
                 key=settings.key,
                 client_ca=settings.client_ca,
-                quic=replace(settings.quic, max_connections=settings.max_sessions),
+                quic=_bounded(settings),
             )
         except BaseException:
             if self._disk is not None:
@@ -343,12 +346,14 @@ class Relay:
                 requests=peer.requests,
                 serving=peer.serving,
                 queued_octets=connection.transport.unacknowledged(),
+                lag_octets=peer.lag_octets,
                 rtt=connection.stats().rtt,
             )
             for connection, key in self._keys.items()
             if (peer := self._core.peer(key)) is not None
         ]
-        return RelayStatus(self.is_ready, self.stats, tuple(peers))
+        scopes = self._core.scopes.status(MAX_SCOPES_SHOWN)
+        return RelayStatus(self.is_ready, self.stats, tuple(peers), scopes)
 
     @property
     def transports(self) -> list[tuple[str, TransportStats]]:
@@ -448,7 +453,8 @@ class Relay:
         # The core answers every request of the peer; nobody else is asked.
         connection.answer_with(lambda _connection, _event: True)
         connection.answer_updates_with(lambda _event: None)
-        self._core.session_opened(key, connection.core, now, upstream)
+        waiting = connection.transport.unacknowledged
+        self._core.session_opened(key, connection.core, now, upstream, waiting)
         return key
 
     def _arm(self) -> None:
@@ -473,3 +479,9 @@ class Relay:
     def _log_reports(self) -> None:
         while (report := self._core.next_report()) is not None:
             _log.info(report.event, **report.facts)
+
+
+def _bounded(settings: RelaySettings) -> QuicSettings:
+    """The transport's settings with the relay's bounds on sessions and on what waits for one."""
+    backlog = min(settings.quic.control_backlog, settings.limits.max_copied_octets)
+    return replace(settings.quic, max_connections=settings.max_sessions, control_backlog=backlog)

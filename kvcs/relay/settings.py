@@ -67,9 +67,72 @@ class RelayLimits:
     fill_wait: float = 1.0
     """How long a fill stream may stay out behind SUBSCRIBE_OK before a FETCH replaces it."""
 
+    scope_subscriptions: int = 65536
+    """Subscriptions of one scope that may be open, to Tracks and to prefixes; more are refused with
+    EXCESSIVE_LOAD, as all that is beyond a limit of a scope."""
+
+    scope_fetches: int = 1024
+    """FETCHes of one scope that may be open."""
+
+    scope_namespaces: int = 65536
+    """Namespaces that may be announced in one scope, and Tracks published, together."""
+
+    scope_requests_per_second: float = 8000.0
+    """Steady rate of one scope's requests."""
+
+    scope_request_burst: int = 65536
+    """Requests of one scope that may come at once, before the rate counts."""
+
+    scope_queued_octets: int = 2 * GIB
+    """Octets that may wait below the cache for the readers of one scope. Beyond it their streams of
+    the lowest priority are reset with EXCESSIVE_LOAD, and more readers are refused."""
+
+    max_queued_octets: int = 4 * GIB
+    """The same for all sessions together. What waits keeps Objects in memory that have left the
+    cache."""
+
+    max_copied_octets: int = 8 * MIB
+    """Octets of replies and announcements that may wait for one peer beside Objects, which are not
+    copied; then its session is closed with CONTROL_MESSAGE_TIMEOUT."""
+
+    max_lag_octets: int = 2 * GIB
+    """Octets of the cache that one subscription may be owed; then it ends with TOO_FAR_BEHIND. Its
+    fills go on."""
+
+    max_lag_seconds: float = 30.0
+    """How far a subscription without a fill under way may be behind what is published; then it ends
+    with TOO_FAR_BEHIND."""
+
+    max_caused_per_session: int = 1024
+    """Tracks that are subscribed to elsewhere because one session asked first; more of its requests
+    are refused with EXCESSIVE_LOAD, but for Tracks that are here."""
+
+    max_caused_fetches_per_session: int = 4
+    """Those of `max_upstream_fetches` that one downstream session may take; its others wait."""
+
+    max_prefixes_per_session: int = 1024
+    """SUBSCRIBE_NAMESPACEs and SUBSCRIBE_TRACKS of one session that may be open."""
+
     def __post_init__(self) -> None:
-        for name in ("cache_octets", "max_object_octets", "max_tracks", "max_upstream_fetches"):
-            if getattr(self, name) < 1:
+        for name in (
+            "cache_octets",
+            "max_object_octets",
+            "max_tracks",
+            "max_upstream_fetches",
+            "scope_subscriptions",
+            "scope_fetches",
+            "scope_namespaces",
+            "scope_requests_per_second",
+            "scope_request_burst",
+            "scope_queued_octets",
+            "max_queued_octets",
+            "max_copied_octets",
+            "max_lag_octets",
+            "max_caused_per_session",
+            "max_caused_fetches_per_session",
+            "max_prefixes_per_session",
+        ):
+            if not getattr(self, name) >= 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (
             "upstream_linger",
@@ -79,6 +142,7 @@ class RelayLimits:
             "fetch_wait",
             "max_fill_wait",
             "fill_wait",
+            "max_lag_seconds",
         ):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 Fact = str | int | float | bool | None
 
+MAX_SCOPES_SHOWN = 64
+"""Scopes in a `RelayStatus`."""
+
 
 @dataclass(slots=True)
 class RelayStats:
@@ -113,6 +116,34 @@ class RelayStats:
     too_large: int = 0
     """Objects not carried because of their size, or because the cache had no room."""
 
+    scopes: int = 0
+    """Scopes that something is open of, and some of those that were."""
+
+    scope_refused_subscriptions: int = 0
+    """Requests refused because their scope had as many subscriptions as it may."""
+
+    scope_refused_fetches: int = 0
+    """The same, of FETCHes."""
+
+    scope_refused_namespaces: int = 0
+    """The same, of namespaces announced and Tracks published."""
+
+    scope_refused_rate: int = 0
+    """Requests refused because too many of their scope came in a short time."""
+
+    scope_refused_queued: int = 0
+    """Requests refused because too much waited for readers of their scope."""
+
+    upstream_share_refused: int = 0
+    """Requests refused because their session had caused as many upstream as it may."""
+
+    too_far_behind: int = 0
+    """Downstream subscriptions ended because they did not keep up."""
+
+    pressure_resets: int = 0
+    """Streams reset because too much waited, or was kept for their readers: those of the lowest
+    priority."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -150,6 +181,32 @@ class PeerStats:
     rtt: float | None
     """Smoothed round trip; None before the first."""
 
+    lag_octets: int = 0
+    """Octets of the cache that its subscriptions are owed, about a second ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeStats:
+    """One scope, without its name."""
+
+    scope: int
+    """Its number: the log names scopes by it when they reach a limit."""
+
+    subscriptions: int
+    """Subscriptions that are open, to Tracks and to prefixes."""
+
+    fetches: int
+    """FETCHes that are open."""
+
+    namespaces: int
+    """Namespaces announced and Tracks published."""
+
+    queued_octets: int
+    """Octets that wait for its readers below the cache, about a second ago."""
+
+    refused: int
+    """Requests refused at a limit of the scope."""
+
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
@@ -163,3 +220,6 @@ class RelayStatus:
 
     peers: tuple[PeerStats, ...]
     """Sessions that are open, oldest first."""
+
+    scopes: tuple[ScopeStats, ...] = ()
+    """Scopes of which most is open, at most `MAX_SCOPES_SHOWN`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from kvcs.access.policy import Policy
 from kvcs.moqt.actions import Action, CloseSession, ResetStream, Send, SendDatagram, StopSending
@@ -31,6 +32,8 @@ class Spoke:
         self.peer = End(Role.CLIENT, settings)
         self.relay = End(Role.SERVER, server)
         self.lost = False
+        self.queued = 0
+        """Octets that wait for the peer below the relay, as the relay is told."""
 
 
 class _World:
@@ -119,7 +122,8 @@ class Hub:
 
     def _join(self, spoke: Spoke) -> None:
         self.spokes.append(spoke)
-        self.core.session_opened(spoke.key, spoke.relay.core, self.now)
+        waiting = partial(getattr, spoke, "queued")
+        self.core.session_opened(spoke.key, spoke.relay.core, self.now, queued=waiting)
         spoke.relay.on_batch = lambda event: self.core.event(spoke.key, event, self.now)
         for end in (spoke.peer, spoke.relay):
             end.core.receive_connected(self.now)

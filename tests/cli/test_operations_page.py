@@ -43,7 +43,7 @@ def relay_words() -> list[str]:
 
 
 def test_every_command_runs(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 9
     with Process(*relay_words()) as relay:
         admin = relay.event("listening")["admin"]
         for line in COMMANDS:
@@ -62,6 +62,9 @@ def test_every_command_runs(here: Path, run: Run, monkeypatch: pytest.MonkeyPatc
             if "KVCS_RELAY_CACHE_MIB" in line:
                 [row] = [row for row in json.loads(ran.out) if row["key"] == "cache-mib"]
                 assert (row["value"], row["origin"]) == (32, "$KVCS_RELAY_CACHE_MIB")
+            if "KVCS_RELAY_LIMIT" in line:
+                [row] = [row for row in json.loads(ran.out) if row["key"] == "limit"]
+                assert row["value"] == ["max_lag_seconds=20", "scope_fetches=200"]
 
 
 def test_every_metric_of_the_page_is_there(here: Path) -> None:

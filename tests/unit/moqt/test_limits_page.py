@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from kvcs.moqt.objects import MAX_OBJECT_PROPERTIES
 from kvcs.moqt.receiving import MAX_UNENDED_STREAMS
 from kvcs.moqt.settings import SessionSettings
 from kvcs.observe import logs
+from kvcs.relay.settings import RelayLimits
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text()
-ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE, re.MULTILINE))
-UNITS = {"MiB": 2**20, "s": 1}
+SESSION, RELAY = PAGE.split("## A relay")
+ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", SESSION, re.MULTILINE))
+RELAY_ROWS = dict(re.findall(r"^\| `(\w+)`(?:, `\w+`)? \| (.+?) \|", RELAY, re.MULTILINE))
+UNITS = {"MiB": 2**20, "GiB": 2**30, "s": 1}
 
 
 def test_every_limit_has_a_row() -> None:
@@ -32,6 +36,23 @@ def test_settings_have_the_defaults_of_the_page(limit: Limit) -> None:
             value = getattr(value, part)
         size = getattr(value, "limit", value)
         assert size == int(number.replace(",", "")) * UNITS[unit.strip() or "s"]
+
+
+def test_limits_of_a_relay_have_the_defaults_of_the_page() -> None:
+    limits = RelayLimits()
+    for name, text in RELAY_ROWS.items():
+        found = re.match(r"(\d+)( MiB| GiB| s\b)?", text)
+        assert found is not None, name
+        number, unit = found.groups()
+        assert getattr(limits, name) == int(number) * UNITS[(unit or "s").strip()], name
+    assert f"8000, {limits.scope_request_burst} at once" in RELAY_ROWS["scope_requests_per_second"]
+
+
+def test_every_limit_of_a_relay_is_on_the_page_or_that_of_relays() -> None:
+    pages = PAGE + (Path(__file__).resolve().parents[3] / "docs" / "relays.md").read_text()
+    waits = {"fetch_wait", "max_fill_wait", "fill_wait", "cache_octets"}
+    named = {each.name for each in fields(RelayLimits)} - waits
+    assert {name for name in named if f"`{name}`" not in pages} == set()
 
 
 def test_constants_have_the_numbers_of_the_page() -> None:

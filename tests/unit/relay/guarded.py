@@ -12,6 +12,7 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken, Token
+from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.trust import (
@@ -61,10 +62,10 @@ def token(
 class Guarded(Hub):
     """A relay that asks for tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RelayLimits | None = None) -> None:
         self.issuers = KeyRing([ISSUER.public, OTHER.public], use=KeyUse.TOKEN)
         verifier = TokenVerifier(self.issuers, ["relay"], skew=0)
-        super().__init__(policy=Policy(Authority(verifier), lambda: BASE + self.now))
+        super().__init__(limits, policy=Policy(Authority(verifier), lambda: BASE + self.now))
 
 
 def consumer(hub: Hub, *tokens: ResolvedToken) -> ConsumerPeer:

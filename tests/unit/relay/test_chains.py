@@ -404,7 +404,7 @@ def test_a_prefix_is_asked_again_however_often_an_upstream_has_ended_it(held: fl
         for request_id in list(relay.interests):
             ended += 1
             relay.core.responder.revoke(request_id)
-            upper.core._cancelled(Place(0, request_id), relay, upper.now)
+            upper.core.cancelled(Place(0, request_id), relay, upper.now)
         lower.advance(held or 0.1)
         if held and ended > 2 * TRIES:
             break

@@ -272,10 +272,10 @@ def test_permits_of_requests_that_are_over_are_not_kept() -> None:
     peer = consumer(hub, token())
     for _ in range(3 * SWEEP_AT):
         peer.fetch()
-    assert len(hub.core._permits) <= 2 * SWEEP_AT
+    assert len(hub.core._enforcer.permits) <= 2 * SWEEP_AT
     peer.end.core.close()
     hub.run()
-    assert len(hub.core._permits) == 1  # the publisher's
+    assert len(hub.core._enforcer.permits) == 1  # the publisher's
 
 
 def test_timers_of_sessions_that_are_gone_do_nothing() -> None:
@@ -287,7 +287,7 @@ def test_timers_of_sessions_that_are_gone_do_nothing() -> None:
     hub.advance(100)
     hub.core.issuers_changed(hub.now)
     assert hub.core.stats.permits_ended == 0
-    assert not hub.core._is_alive(Place(peer.spoke.key, 0))
+    assert not hub.core._enforcer._is_alive(Place(peer.spoke.key, 0))
 
 
 def test_what_is_reported_holds_no_token() -> None:
@@ -309,7 +309,7 @@ def test_an_open_relay_asks_for_nothing_and_ends_nothing() -> None:
     peer.end.core.requester.update(request_id, shown(token()))
     hub.advance(5000)
     assert peer.locations(request_id) == [(0, 0)]
-    assert len(hub.core._permits) == 0
+    assert len(hub.core._enforcer.permits) == 0
 
 
 # --- what is kept ---
@@ -355,16 +355,16 @@ def test_many_announcements_that_end_at_once_are_looked_through_once(
     peer = consumer(hub, token())
     asked = [peer.subscribe(full_name(namespace=name)) for name in names]
     looks = []
-    real = hub.core._drop_upstreams
+    real = hub.core._enforcer._drop_upstreams
     monkeypatch.setattr(
-        hub.core, "_drop_upstreams", lambda key, now: (looks.append(key), real(key, now))
+        hub.core._enforcer, "_drop_upstreams", lambda key, now: (looks.append(key), real(key, now))
     )
     hub.advance(61)
     assert len(looks) == 1
     assert all(peer.done(request_id) is not None for request_id in asked)
-    assert not hub.core._curtailed
+    assert not hub.core._enforcer._curtailed
 
 
 def _permits(hub: Hub) -> list[Permit]:
-    bearers = hub.core._permits._bearers.values()
+    bearers = hub.core._enforcer.permits._bearers.values()
     return [permit for bearer in bearers for permit in bearer.permits.values()]

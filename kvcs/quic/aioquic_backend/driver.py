@@ -158,12 +158,18 @@ class ConnectionDriver:
             self._heard_at = now
             self._octets_received += len(data)
             self._in_batch = True
+            piece = None
             try:
-                self._quic.receive_datagram(data, address, now)
+                piece = self._quic.take(data, address, now)
             except Exception:
                 self._fail("datagram_failed")
             try:
-                self._deliver()
+                if piece is None:
+                    self._deliver()
+                elif self._phase is Phase.OPEN and self._receiver is not None:
+                    stream_id, octets = piece
+                    self._receiver.stream_data(stream_id, octets, False)
+                    self._quic.consume(stream_id, len(octets))
             except Exception:
                 self._fail("receiver_failed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
@@ -66,6 +66,24 @@ class WatchingReno(RenoCongestionControl):
             if self.watcher is not None:
                 self.watcher.large_packets_condemned()
         super().on_packet_acked(now=now, packet=packet)
+
+    def on_packets_acked(self, packets: list[QuicSentPacket], now: float) -> None:
+        """Several packets arrived: what `on_packet_acked` does for each, in one step."""
+        if self.suspects or self._large_losses:
+            for packet in packets:
+                self.on_packet_acked(now=now, packet=packet)
+            return
+        since = self._congestion_recovery_start_time
+        self.bytes_in_flight -= sum([packet.sent_bytes for packet in packets])
+        grown = sum([p.sent_bytes for p in packets if cast(float, p.sent_time) > since])
+        slow_start = grown
+        if self.ssthresh is not None:
+            slow_start = min(grown, max(0, self.ssthresh - self.congestion_window))
+        self.congestion_window += slow_start
+        self._congestion_stash += grown - slow_start
+        count = self._congestion_stash // self.congestion_window
+        self._congestion_stash -= count * self.congestion_window
+        self.congestion_window += count * self._max_datagram_size
 
     def acknowledged(self, numbers: RangeSet) -> None:
         """The peer names these packets, among them some that were called lost, perhaps."""

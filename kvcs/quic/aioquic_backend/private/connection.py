@@ -12,14 +12,20 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from kvcs.errors import UsageError
+from kvcs.quic.aioquic_backend.private.acknowledging import acknowledge_runs
 from kvcs.quic.aioquic_backend.private.authentication import Clients, require_certificate
 from kvcs.quic.aioquic_backend.private.congestion import PathWatcher, WatchingReno
+from kvcs.quic.aioquic_backend.private.outgoing import (
+    SHORT_HEADER_OCTETS,
+    TAG_OCTETS,
+    OutgoingConnection,
+)
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
-from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
 from kvcs.quic.aioquic_backend.private.sending import Octets, SendBuffer
 from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, QuicSettings
 
@@ -29,14 +35,8 @@ MAX_REASON_OCTETS: Final = 512
 MAX_PENDING_DATAGRAMS: Final = 256
 """DATAGRAM frames that may wait in the library, whose own queue has no limit."""
 
-SHORT_HEADER_OCTETS: Final = 3
-"""First octet and packet number of a short header, beside the connection ID."""
 
-TAG_OCTETS: Final = 16
-"""What each of TLS 1.3's ciphers adds to a packet."""
-
-
-class Connection(ReceivingConnection):
+class Connection(OutgoingConnection):
     """One QUIC connection with send accounting and bounded receive credit."""
 
     def __init__(
@@ -319,11 +319,14 @@ class Connection(ReceivingConnection):
         self._congestion.watcher = watcher
         on_ack_received = self._loss.on_ack_received
 
-        def received(*, ack_rangeset: RangeSet, **facts: Any) -> None:
+        def received(
+            *, ack_rangeset: RangeSet, space: QuicPacketSpace, now: float, **facts: Any
+        ) -> None:
             if self._congestion.suspects:
                 # The library forgets packets that it called lost.
                 self._congestion.acknowledged(ack_rangeset)
-            on_ack_received(ack_rangeset=ack_rangeset, **facts)
+            acknowledge_runs(ack_rangeset, space, self._congestion, now)
+            on_ack_received(ack_rangeset=ack_rangeset, space=space, now=now, **facts)
 
         self._loss.on_ack_received = received  # type: ignore[method-assign]
 

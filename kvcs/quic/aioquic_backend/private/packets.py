@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
 
 from aioquic.quic.packet_builder import QuicPacketBuilder, QuicSentPacket
@@ -26,6 +27,19 @@ class BurstPacer(QuicPacketPacer):
         assert self.packet_time is not None
         self.bucket_max = max(self.bucket_max, BURST_PACKETS * self.packet_time)
         self.bucket_time = min(bucket_time, self.bucket_max)
+
+    def packets(self, now: float) -> int:
+        """Packets that may leave at `now`: as many as asking before each one would let go."""
+        if self.packet_time is None:
+            return BURST_PACKETS
+        self.update_bucket(now=now)
+        return max(0, ceil(self.bucket_time / self.packet_time))
+
+    def sent(self, packets: int, now: float) -> None:
+        """Count packets that left at `now`."""
+        if self.packet_time is not None:
+            self.update_bucket(now=now)
+            self.bucket_time = max(0.0, self.bucket_time - packets * self.packet_time)
 
 
 class ProbeBuilder(QuicPacketBuilder):

@@ -61,13 +61,13 @@ class QueueingConnection(QuicConnection):
     def _streams_queue(self, streams: list[QuicStream]) -> None:
         self._active = active = []
         for stream in streams:
-            if _is_idle(stream):
+            if is_idle(stream):
                 self._parked.add(stream_key(stream))
             else:
                 active.append(stream)
         if self._served:
             for stream_id, stream in list(self._served.items()):
-                if _is_idle(stream) or stream.is_finished:
+                if is_idle(stream) or stream.is_finished:
                     del self._served[stream_id]
         self._serve()
 
@@ -86,7 +86,7 @@ class QueueingConnection(QuicConnection):
         max_offset: int,
     ) -> int:
         used = super()._write_stream_frame(builder, space, stream, max_offset)
-        if self._waiting and stream.stream_id in self._served and _is_idle(stream):
+        if self._waiting and stream.stream_id in self._served and is_idle(stream):
             # The library is walking the queue: the next stream gets what is left of the packet.
             del self._served[stream.stream_id]
             self._serve()
@@ -111,11 +111,11 @@ class QueueingConnection(QuicConnection):
         stream = super()._get_or_create_stream_for_send(stream_id)
         if type(stream.sender) is QuicStreamSender and not stream.sender.is_finished:
             stream.sender = self._watched(stream)
-        if is_new and _carries_objects(stream):
+        if is_new and carries_objects(stream):
             self._active.pop()  # where the library has put it
         elif stream_id in self._parked:
             self._parked.remove(stream_id)
-            if not _carries_objects(stream):
+            if not carries_objects(stream):
                 self._active.append(stream)
                 return stream
         else:
@@ -144,12 +144,12 @@ def stream_key(stream: QuicStream) -> int:
     return cast(int, stream.stream_id)
 
 
-def _carries_objects(stream: QuicStream) -> bool:
+def carries_objects(stream: QuicStream) -> bool:
     """Whether a stream of ours is unidirectional, not the first, and within the peer's credit."""
     return stream_key(stream) & 2 != 0 and stream_key(stream) >= 4 and not stream.is_blocked
 
 
-def _is_idle(stream: QuicStream) -> bool:
+def is_idle(stream: QuicStream) -> bool:
     """Whether there is nothing to send and nothing to clean up, until something touches it."""
     sender, receiver = stream.sender, stream.receiver
     if receiver._stop_error_code is not None:

@@ -62,16 +62,19 @@ class SendBuffer:
 
     def __getitem__(self, where: slice) -> bytes:
         """A copy of octets ``where.start`` to ``where.stop``, both within the buffer."""
-        start, stop = self._base + where.start, self._base + where.stop
+        return b"".join(self.cut(self._base + where.start, self._base + where.stop))
+
+    def cut(self, start: int, stop: int) -> list[memoryview]:
+        """Octets from one offset of the stream to another, both within the buffer, uncopied."""
         index = bisect_right(self._starts, start) - 1
-        pieces: list[bytes | memoryview] = []
+        pieces = []
         while start < stop:
-            part, at = self._parts[index], start - self._starts[index]
-            piece = memoryview(part)[at : at + stop - start]
+            at = start - self._starts[index]
+            piece = memoryview(self._parts[index])[at : at + stop - start]
             pieces.append(piece)
             start += len(piece)
             index += 1
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        return pieces
 
     def __delitem__(self, where: slice) -> None:
         """Drop the octets before ``where.stop``."""

@@ -1,0 +1,245 @@
+"""Reaches into receiving: packets of an established connection are opened and read the short way.
+
+The library looks at each datagram as if it were the first of a handshake. Here those of an
+established connection are read: one path, one connection ID, the keys in use. Whatever is not so is
+left to the library, and so is every frame but the next piece of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from aioquic.quic.connection import (
+    END_STATES,
+    NetworkAddress,
+    QuicConnectionError,
+    QuicConnectionState,
+    QuicReceiveContext,
+)
+from aioquic.quic.crypto import CryptoContext
+from aioquic.quic.events import StreamDataReceived
+from aioquic.quic.packet import decode_packet_number
+from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
+from aioquic.tls import Epoch
+from cryptography.exceptions import InvalidTag
+
+from kvcs.quic.aioquic_backend.private.flights import (
+    NONCE_OCTETS,
+    SAMPLE_OCTETS,
+    SHORT_HEADER_BITS,
+)
+from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
+
+LONGEST_NUMBER: Final = 4
+"""Octets of a packet number, at most; the sample of header protection begins behind them."""
+
+SHORTEST: Final = 1 + 20 + LONGEST_NUMBER + SAMPLE_OCTETS
+"""Octets of a datagram that has a sample behind the longest connection ID."""
+
+LONG_HEADER, FIXED_BIT, SPIN_BIT, RESERVED_BITS, PHASE_SHIFT = 0x80, 0x40, 0x20, 0x18, 2
+"""A short header's first octet (RFC 9000 §17.3.1)."""
+
+STREAM: Final = 0x08
+STREAM_MASK: Final = 0xF8
+OFFSET, LENGTH, FIN = 0x04, 0x02, 0x01
+"""A STREAM frame's type (RFC 9000 §19.8)."""
+
+LONGEST_HEAD: Final = 1 + 3 * 8
+"""Octets of a STREAM frame before its data, at most; a shorter payload is left to the library."""
+
+INTEGER_MASKS: Final = {1: 0x3F, 2: 0x3FFF, 4: 0x3FFF_FFFF, 8: 0x3FFF_FFFF_FFFF_FFFF}
+"""What an integer's value is, by its octets (RFC 9000 §16)."""
+
+Piece = tuple[int, bytes]
+"""A stream's ID, and its next octets."""
+
+
+class Reading:
+    """Keys that packets are opened with, until the library changes them."""
+
+    __slots__ = ("aead", "decrypt", "iv", "mask", "phase")
+
+    def __init__(self, context: CryptoContext) -> None:
+        assert context.aead is not None and context.hp is not None  # whoever reads has looked
+        self.aead = context.aead
+        self.decrypt: Callable[[bytes, Any, bytes], bytes] = context.aead._aead.decrypt
+        self.iv = context.aead._iv
+        protection = context.hp
+        # ChaCha20 takes its sample as a nonce; AES just encrypts it.
+        self.mask = protection._mask if protection._is_chacha20 else protection._encryptor.update
+        self.phase = context.key_phase
+
+
+class IncomingConnection(ReceivingConnection):
+    """A connection that reads ordinary packets the short way."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._reading: Reading | None = None
+        self._idle_now = -1.0
+
+    def take(self, data: bytes, addr: NetworkAddress, now: float) -> Piece | None:
+        """Take one datagram.
+
+        Returns:
+            The octets that came, where they are the next of a stream and no event waits; else
+            None, and what came is among the events.
+        """
+        reading = self._reading
+        context = self._cryptos[Epoch.ONE_RTT].recv if reading is not None else None
+        if (
+            reading is None
+            or context is None
+            or context.aead is not reading.aead
+            or len(data) < SHORTEST
+            or data[0] & LONG_HEADER
+            or self._network_paths[0].addr != addr
+            or not self._network_paths[0].is_validated
+            or self._state is not QuicConnectionState.CONNECTED
+        ):
+            self._leave(data, addr, now)
+            return None
+        cid = self.host_cid
+        at = 1 + len(cid)
+        if data[1:at] != cid:
+            self._leave(data, addr, now)
+            return None
+        mask = reading.mask(data[at + LONGEST_NUMBER : at + LONGEST_NUMBER + SAMPLE_OCTETS])
+        first = data[0] ^ (mask[0] & SHORT_HEADER_BITS)
+        octets = (first & 3) + 1
+        if (
+            first & RESERVED_BITS
+            or not first & FIXED_BIT
+            or (first >> PHASE_SHIFT) & 1 != reading.phase
+        ):
+            self._leave(data, addr, now)
+            return None
+        space = self._spaces[Epoch.ONE_RTT]
+        begin = at + octets
+        truncated = int.from_bytes(data[at:begin], "big") ^ int.from_bytes(
+            mask[1 : 1 + octets], "big"
+        )
+        number = decode_packet_number(truncated, octets * 8, space.expected_packet_number)
+        try:
+            payload = reading.decrypt(
+                (reading.iv ^ number).to_bytes(NONCE_OCTETS, "big"),
+                data[begin:],
+                b"%c%b%b" % (first, cid, truncated.to_bytes(octets, "big")),
+            )
+        except InvalidTag:
+            return None  # not from the peer, or damaged: it is as if it had never come
+        if number in space.received_packets:
+            return None
+        if number >= space.expected_packet_number:
+            space.expected_packet_number = number + 1
+        if number > self._spin_highest_pn:
+            self._spin_bit = bool(first & SPIN_BIT) != self._is_client
+            self._spin_highest_pn = number
+        piece = self._next_piece(payload)
+        if piece is None:
+            if not self._read_frames(payload, space, number, now):
+                return None
+        else:
+            self._received(space, number, True, now)
+            if self._events:
+                self._events.append(
+                    StreamDataReceived(data=piece[1], end_stream=False, stream_id=piece[0])
+                )
+                return None
+        return piece
+
+    def _leave(self, data: bytes, addr: NetworkAddress, now: float) -> None:
+        """Have the library read a datagram, and see whether the next may be read here."""
+        self.receive_datagram(data, addr, now)
+        self._reading = None
+        if self._handshake_confirmed and self._quic_logger is None:
+            context = self._cryptos[Epoch.ONE_RTT].recv
+            # A server gives up the keys of early data with the first packet that it reads.
+            early = self._cryptos[Epoch.ZERO_RTT].recv
+            if context.is_valid() and (self._is_client or not early.is_valid()):
+                self._reading = Reading(context)
+
+    def _next_piece(self, payload: bytes) -> Piece | None:
+        """The one frame of a packet, where it holds the next octets of a stream that goes on."""
+        size = len(payload)
+        if size < LONGEST_HEAD or payload[0] & (STREAM_MASK | FIN) != STREAM:
+            return None
+        kind = payload[0]
+        octets = 1 << (payload[1] >> 6)
+        at = 1 + octets
+        stream_id = int.from_bytes(payload[1:at], "big") & INTEGER_MASKS[octets]
+        offset = 0
+        if kind & OFFSET:
+            octets = 1 << (payload[at] >> 6)
+            offset = int.from_bytes(payload[at : at + octets], "big") & INTEGER_MASKS[octets]
+            at += octets
+        if kind & LENGTH:
+            octets = 1 << (payload[at] >> 6)
+            length = int.from_bytes(payload[at : at + octets], "big") & INTEGER_MASKS[octets]
+            at += octets
+            if at + length != size:
+                return None
+        stream = self._streams.get(stream_id)
+        if stream is None or at >= size:
+            return None
+        receiver, limit = stream.receiver, self._local_max_data
+        stop = offset + size - at
+        new = stop - receiver.highest_offset
+        if (
+            offset != receiver._buffer_start
+            or receiver._buffer
+            or receiver._final_size is not None
+            or receiver.is_finished
+            or stop > stream.max_stream_data_local
+            or new != size - at
+            or limit.used + new > limit.value
+        ):
+            return None
+        receiver._buffer_start = receiver.highest_offset = stop
+        limit.used += new
+        return stream_id, payload[at:]
+
+    def _read_frames(self, payload: bytes, space: QuicPacketSpace, number: int, now: float) -> bool:
+        """Have the library read the frames of a packet; False where they end the connection."""
+        context = QuicReceiveContext(
+            epoch=Epoch.ONE_RTT,
+            host_cid=self.host_cid,
+            network_path=self._network_paths[0],
+            quic_logger_frames=None,
+            time=now,
+            version=None,
+        )
+        is_ack_eliciting = False
+        try:
+            is_ack_eliciting, _ = self._payload_received(context, payload)
+        except QuicConnectionError as exc:
+            self._logger.warning(exc)
+            self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
+        if self._state in END_STATES or self._close_pending:
+            return False
+        self._received(space, number, is_ack_eliciting, now)
+        return True
+
+    def _received(
+        self, space: QuicPacketSpace, number: int, is_ack_eliciting: bool, now: float
+    ) -> None:
+        """Note that a packet came: for acknowledgements, duplicates and the idle time-out."""
+        if now != self._idle_now:
+            # What one wake-up reads all has the same time.
+            self._idle_now = now
+            self._close_at = now + self._idle_timeout()
+        self._ack_eliciting_sent_since_receipt = False
+        if number > space.largest_received_packet:
+            space.largest_received_packet = number
+            space.largest_received_time = now
+        ranges: list[range] = space.ack_queue._RangeSet__ranges  # type: ignore[attr-defined]
+        if ranges and ranges[-1].stop == number:
+            ranges[-1] = range(ranges[-1].start, number + 1)
+        else:
+            space.ack_queue.add(number)
+            if len(ranges) > MAX_ACK_RANGES:
+                space.ack_queue.shift()
+        space.received_packets.add(number)
+        if is_ack_eliciting and space.ack_at is None:
+            space.ack_at = now + self._ack_delay

@@ -1,0 +1,424 @@
+"""Packets that are built and read the short way: the library's own way reads and builds the same.
+
+Two real connections on a virtual clock; what is random is seeded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aioquic._crypto import AEAD, HeaderProtection
+from aioquic.quic.congestion.reno import RenoCongestionControl
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.crypto import CIPHER_SUITES, CryptoPair
+from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
+from aioquic.quic.packet_builder import QuicPacketBuilder, QuicSentPacket
+from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.recovery import QuicPacketRecovery
+from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
+from aioquic.tls import CipherSuite, Epoch
+
+from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
+from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.private.flights import Flight, StreamPacket
+from kvcs.quic.aioquic_backend.private.outgoing import MAX_UNKNOWN
+from tests.unit.quic.pair import CLIENT, SERVER, Pair, Side
+
+FIRST = 6
+"""The first stream of Objects of a client: 2 is for control."""
+
+# What a release changes here is to be read again: the short way does the same in other words.
+RESTATED: dict[Callable[..., Any], str] = {
+    QuicConnection.datagrams_to_send: "f4eb22c8add260fe",
+    QuicConnection.receive_datagram: "3c7f29826050cbfe",
+    QuicConnection._handle_stream_frame: "8c79348a854e307d",
+    QuicConnection._write_application: "c37bf64378f72b2f",
+    QuicConnection._write_stream_frame: "9bc0be962394a322",
+    QuicConnection._write_connection_limits: "02c42c5455ae1a31",
+    QuicConnection._flush_builder: "ac4bd66d7c3892df",
+    QuicPacketBuilder._end_packet: "585948d0382505b3",
+    QuicPacketRecovery.on_ack_received: "1a7c693479084333",
+    QuicPacketRecovery.on_packet_sent: "a83baa6e05702f89",
+    QuicStreamReceiver.handle_frame: "c54bce9f11e6f2de",
+    QuicStreamSender.get_frame: "c9d68a424b94b52b",
+    QuicStreamSender.on_data_delivery: "675e1c2812ea3744",
+    RenoCongestionControl.on_packet_acked: "91f90091e236e854",
+    AEAD: "f9a6d18394533a45",
+    HeaderProtection: "3c96518aef24acee",
+    RangeSet.add: "409fdd202a29b2cd",
+}
+
+
+@pytest.mark.parametrize("restated", RESTATED, ids=lambda each: each.__qualname__)
+def test_what_the_short_way_restates_is_as_it_was_read(restated: Callable[..., Any]) -> None:
+    source = inspect.getsource(restated).encode()
+    assert hashlib.sha256(source).hexdigest()[:16] == RESTATED[restated]
+
+
+def keys(suite: CipherSuite) -> tuple[CryptoPair, CryptoPair]:
+    """Two ends with the same keys, one way."""
+    secret = os.urandom(48 if suite is CipherSuite.AES_256_GCM_SHA384 else 32)
+    ends = CryptoPair(), CryptoPair()
+    version = QuicProtocolVersion.VERSION_1
+    ends[0].send.setup(cipher_suite=suite, secret=secret, version=version)
+    ends[1].recv.setup(cipher_suite=suite, secret=secret, version=version)
+    return ends
+
+
+@pytest.mark.parametrize("suite", CIPHER_SUITES)
+@pytest.mark.parametrize("spin_bit", [False, True])
+def test_the_library_opens_what_a_flight_seals(suite: CipherSuite, spin_bit: bool) -> None:
+    ours, theirs = keys(suite)
+    flight = Flight(ours, b"12345678", spin_bit, 0xFFFE)
+    payloads = [[b"\x01\x00"], [b"ab", memoryview(b"cd" * 600)], [b"\x00" * 16_000]]
+    sizes = [flight.seal(list(payload)) for payload in payloads]
+    datagrams = flight.datagrams()
+    assert sizes == [len(datagram) for datagram in datagrams]
+    for index, datagram in enumerate(datagrams):
+        header, payload, number = theirs.decrypt_packet(datagram, 9, 0xFFFE + index)
+        assert payload == b"".join(payloads[index])
+        assert number == 0xFFFE + index, "the packet number goes on beyond what two octets hold"
+        assert header[1:9] == b"12345678"
+        assert header[0] == 0x41 | spin_bit << 5
+
+
+def test_an_empty_flight_has_no_datagrams() -> None:
+    assert Flight(keys(CipherSuite.AES_128_GCM_SHA256)[0], b"12345678", False, 7).datagrams() == []
+
+
+def test_recovery_finds_in_a_packet_what_the_library_has() -> None:
+    pair = Pair()
+    pair.client.transport.send(FIRST - 4, b"", False)
+    pair.client.transport.send(FIRST, bytes(5000), True)
+    stream = pair.client.quic._streams.get(FIRST)
+    assert stream is not None
+    pair.client.transport.flush()
+    sent = pair.client.quic._spaces[Epoch.ONE_RTT].sent_packets
+    packets = [packet for packet in sent.values() if type(packet) is StreamPacket]
+    assert packets, "the short way was gone"
+    for packet in packets:
+        for field in QuicSentPacket.__dataclass_fields__:
+            if field != "quic_logger_frames":  # there is no logger
+                assert hasattr(packet, field)
+        assert all(handler.__self__ is stream.sender for handler, _ in packet.delivery_handlers)
+    assert packets[-1].delivery_handlers[-1][1][1:] == (5000, True)
+
+
+# Transfers, with and without the short way at either end.
+
+
+def the_long_way(pair: Pair, *, sender: bool, receiver: bool) -> None:
+    """Have the client build, and the server read, as the library does."""
+    if sender:
+        pair.client.quic._objects_go_apart = lambda: False  # type: ignore[method-assign]
+    if receiver:
+
+        def take(data: bytes, addr: Any, now: float) -> None:
+            pair.server.quic.receive_datagram(data, addr, now)
+
+        pair.server.quic.take = take  # type: ignore[method-assign]
+
+
+def checked(side: Side) -> None:
+    """Look, after each transmission, whether what is counted is what is there."""
+    quic = side.quic
+    build = quic.datagrams_to_send
+
+    def building(now: float) -> list[tuple[bytes, Any]]:
+        datagrams = build(now)
+        space, loss = quic._spaces[Epoch.ONE_RTT], quic._loss
+        in_flight = [packet for packet in space.sent_packets.values() if packet.in_flight]
+        eliciting = [packet for packet in space.sent_packets.values() if packet.is_ack_eliciting]
+        assert loss.bytes_in_flight == sum(packet.sent_bytes for packet in in_flight)
+        assert space.ack_eliciting_in_flight == len(eliciting)
+        assert list(space.sent_packets) == sorted(space.sent_packets)
+        assert quic._remote_max_data_used <= quic._remote_max_data
+        for stream in quic._known.copy().items():
+            assert stream[1].sender.highest_offset <= max(stream[1].max_stream_data_remote, 0)
+        return datagrams
+
+    quic.datagrams_to_send = building  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [1200, 1452, 16_000])
+@pytest.mark.parametrize(("sender", "receiver"), [(0, 0), (1, 0), (0, 1)])
+def test_all_arrives_in_each_combination(size: int, seed: int, sender: int, receiver: int) -> None:
+    rng = random.Random(seed)
+    pair = Pair(datagram_size=size)
+    the_long_way(pair, sender=bool(sender), receiver=bool(receiver))
+    checked(pair.client)
+    for side in (pair.client, pair.server):
+        side.drop = lambda data: rng.random() < 0.03
+    client, arrived = pair.client.transport, pair.server.receiver
+    contents = {FIRST + 4 * index: rng.randbytes(rng.randrange(60_000)) for index in range(12)}
+    client.send(2, b"control", False)
+    for stream_id, content in contents.items():
+        client.send_all(stream_id, [content[:100], content[100:]], True)
+    client.flush()
+    pair.clock.run_until(lambda: arrived.finished == set(contents))
+    assert {key: bytes(arrived.data[key]) for key in contents} == contents
+    pair.clock.run_until(lambda: pair.client.transport.unacknowledged() == 0)
+    pair.clock.run_for(1.0)
+    assert set(pair.client.quic._streams) == {2}
+
+
+def test_packets_are_full_and_cost_what_the_library_would_send() -> None:
+    pair = Pair()
+    client = pair.client.transport
+    before = len(pair.client.sent)
+    client.send(2, b"control", False)
+    client.send(FIRST, bytes(300_000), True)
+    client.flush()
+    pair.clock.run_until(lambda: FIRST in pair.server.receiver.finished)
+    large = [len(data) for data in pair.client.sent[before:] if len(data) > 100]
+    assert len(large) <= 300_000 // 1150 + 2
+    assert sum(size == 1200 for size in large) >= len(large) - 12
+
+
+def test_offsets_beyond_four_octets_arrive() -> None:
+    pair = Pair()
+    client, server = pair.client, pair.server
+    client.transport.send(2, b"control", False)
+    client.transport.send(FIRST, b"x", False)
+    client.transport.flush()
+    pair.clock.run_until(lambda: FIRST in server.receiver.data)
+    pair.clock.run_for(0.1)
+    # As if a gigabyte had gone over the stream: both ends agree on it.
+    far = 2**30 - 3000
+    sender = client.quic._streams[FIRST].sender
+    sender._buffer_start = sender._buffer_stop = sender.highest_offset = far
+    buffer: Any = sender._buffer
+    buffer._base = buffer._stop = far
+    receiver = server.quic._streams[FIRST].receiver
+    receiver._buffer_start = receiver.highest_offset = far
+    for quic, name in (
+        (client.quic, "max_stream_data_remote"),
+        (server.quic, "max_stream_data_local"),
+    ):
+        setattr(quic._streams[FIRST], name, 2**31)
+    sent = os.urandom(9000)
+    client.transport.send(FIRST, sent, True)
+    client.transport.flush()
+    pair.clock.run_until(lambda: FIRST in server.receiver.finished)
+    assert server.receiver.data[FIRST] == b"x" + sent
+
+
+def test_no_more_packets_are_on_the_way_than_their_numbers_tell_apart() -> None:
+    pair = Pair()
+    quic = pair.client.quic
+    pair.client.transport.send(2, b"control", False)
+    pair.client.transport.send(FIRST, bytes(50_000), False)
+    space = quic._spaces[Epoch.ONE_RTT]
+    quic._packet_number = space.largest_acked_packet + MAX_UNKNOWN - 5
+    quic._congestion.congestion_window = 10**9
+    sent = quic.datagrams_to_send(pair.clock.time())
+    # One with the control stream in it, and those of the Objects that still may leave.
+    assert 5 <= len(sent) <= 7
+    assert quic._packet_number - space.largest_acked_packet <= MAX_UNKNOWN + 1
+
+
+@pytest.mark.parametrize("by", ["client", "server"])
+def test_keys_are_updated_in_the_middle_of_a_transfer(by: str) -> None:
+    pair = Pair()
+    updater: Connection = getattr(pair, by).quic
+    content = os.urandom(200_000)
+    pair.client.transport.send(2, b"control", False)
+    pair.client.transport.send(FIRST, content, True)
+    pair.client.transport.flush()
+    arrived = pair.server.receiver
+    pair.clock.run_until(lambda: len(arrived.data.get(FIRST, b"")) > 50_000)
+    before = updater._cryptos[Epoch.ONE_RTT].recv.key_phase
+    updater.request_key_update()
+    pair.clock.run_until(lambda: FIRST in arrived.finished)
+    assert arrived.data[FIRST] == content
+    pair.clock.run_for(0.1)
+    for side in (pair.client, pair.server):
+        assert side.quic._cryptos[Epoch.ONE_RTT].recv.key_phase != before
+
+
+# What arrives damaged, twice, or against the rules.
+
+
+def flight_of(pair: Pair, payload: bytes, first: int = 0) -> bytes:
+    """One datagram of the client's with a payload of our choice."""
+    quic = pair.client.quic
+    flight = Flight(quic._cryptos[Epoch.ONE_RTT], quic._peer_cid.cid, False, quic._packet_number)
+    flight._first |= first
+    flight._plain_head = bytes((flight._first,)) + flight.peer_cid
+    flight.seal([payload])
+    quic._packet_number += 1
+    return flight.datagrams()[0]
+
+
+def give(pair: Pair, *datagrams: bytes) -> None:
+    """Hand datagrams to the server as if the client had sent them."""
+    now = pair.clock.time()
+    for datagram in datagrams:
+        pair.server.transport.datagram_received(datagram, CLIENT, now)
+    pair.server.transport.batch_ended(now)
+
+
+def piece(stream_id: int, offset: int, data: bytes, fin: bool = False) -> bytes:
+    """A STREAM frame that ends its packet."""
+    head = bytes((0x0C | fin, 0x80)) + stream_id.to_bytes(3, "big")
+    return head + (offset | 0x80000000).to_bytes(4, "big") + data
+
+
+def ready() -> Pair:
+    """A pair whose server reads the short way and knows one stream."""
+    pair = Pair()
+    give(pair, flight_of(pair, piece(FIRST, 0, b"first")))
+    give(pair, flight_of(pair, piece(FIRST, 5, b"second" * 10)))
+    assert pair.server.quic._reading is not None
+    assert pair.server.receiver.data[FIRST] == b"first" + b"second" * 10
+    return pair
+
+
+def test_a_packet_that_comes_twice_is_read_once() -> None:
+    pair = ready()
+    datagram = flight_of(pair, piece(FIRST, 65, b"again" * 10))
+    give(pair, datagram, datagram)
+    give(pair, datagram)
+    assert pair.server.receiver.data[FIRST][65:] == b"again" * 10
+
+
+@pytest.mark.parametrize("at", [0, 3, 9, 10, 12, 30, -1])
+def test_a_damaged_packet_is_as_if_it_had_never_come(at: int) -> None:
+    pair = ready()
+    datagram = flight_of(pair, piece(FIRST, 65, b"third" * 10))
+    damaged = bytearray(datagram)
+    damaged[at] ^= 0x44
+    give(pair, bytes(damaged))
+    assert len(pair.server.receiver.data[FIRST]) == 65
+    give(pair, datagram)
+    assert pair.server.receiver.data[FIRST][65:] == b"third" * 10
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 9, 12, 20, 27])
+def test_a_datagram_that_is_too_short_is_dropped(size: int) -> None:
+    pair = ready()
+    datagram = flight_of(pair, piece(FIRST, 65, b"third" * 10))
+    give(pair, datagram[:size])
+    give(pair, datagram)
+    assert pair.server.receiver.data[FIRST][65:] == b"third" * 10
+
+
+def test_a_packet_from_elsewhere_moves_the_path_as_it_does_in_the_library() -> None:
+    pair = ready()
+    now = pair.clock.time()
+    datagram = flight_of(pair, piece(FIRST, 65, b"third" * 10))
+    pair.server.transport.datagram_received(datagram, ("elsewhere", 9), now)
+    assert pair.server.receiver.data[FIRST][65:] == b"third" * 10
+    assert pair.server.quic.get_peer_address() == ("elsewhere", 9)
+    assert not pair.server.quic.path_is_validated
+    datagram = flight_of(pair, piece(FIRST, 115, b"fourth" * 10))
+    pair.server.transport.datagram_received(datagram, ("elsewhere", 9), now)
+    assert pair.server.receiver.data[FIRST][115:] == b"fourth" * 10
+
+
+def test_a_client_reads_nothing_from_elsewhere() -> None:
+    pair = Pair()
+    quic = pair.server.quic
+    quic_flight = Flight(
+        quic._cryptos[Epoch.ONE_RTT], quic._peer_cid.cid, False, quic._packet_number
+    )
+    quic_flight.seal([piece(3, 0, b"x" * 50)])
+    (datagram,) = quic_flight.datagrams()
+    pair.client.transport.datagram_received(datagram, ("elsewhere", 9), pair.clock.time())
+    assert 3 not in pair.client.receiver.data
+    pair.client.transport.datagram_received(datagram, SERVER, pair.clock.time())
+    assert pair.client.receiver.data[3] == b"x" * 50
+
+
+def test_pieces_out_of_order_are_put_in_order() -> None:
+    pair = ready()
+    parts = [(65 + 50 * index, bytes([index]) * 50) for index in range(6)]
+    for offset, data in (parts[2], parts[1], parts[4], parts[0], parts[1], parts[5], parts[3]):
+        give(pair, flight_of(pair, piece(FIRST, offset, data)))
+    assert pair.server.receiver.data[FIRST][65:] == b"".join(data for _, data in parts)
+
+
+def test_several_frames_in_a_packet_are_all_read() -> None:
+    pair = ready()
+    with_length = (
+        bytes((0x0E, 0x80)) + FIRST.to_bytes(3, "big") + (65 | 0x80000000).to_bytes(4, "big")
+    )
+    payload = (
+        with_length + (50 | 0x4000).to_bytes(2, "big") + b"a" * 50 + piece(FIRST + 4, 0, b"b" * 50)
+    )
+    give(pair, flight_of(pair, payload))
+    assert pair.server.receiver.data[FIRST][65:] == b"a" * 50
+    assert pair.server.receiver.data[FIRST + 4] == b"b" * 50
+
+
+def closed_with(pair: Pair) -> int:
+    """Code that the server closed with."""
+    event = pair.server.quic.close_event
+    assert event is not None
+    return event.error_code
+
+
+WINDOW = 4 * 1024 * 1024
+"""Receive window of one stream, by default."""
+
+
+@pytest.mark.parametrize(
+    ("payload", "first", "code"),
+    [
+        pytest.param(piece(FIRST, WINDOW, b"x" * 66), 0, QuicErrorCode.FLOW_CONTROL_ERROR),
+        pytest.param(piece(3, 0, b"x" * 66), 0, QuicErrorCode.STREAM_STATE_ERROR),
+        pytest.param(piece(2 + 4 * 600, 0, b"x" * 66), 0, QuicErrorCode.STREAM_LIMIT_ERROR),
+        pytest.param(piece(FIRST, 65, b"x" * 66), 0x08, QuicErrorCode.PROTOCOL_VIOLATION),
+        pytest.param(b"\x3f" + bytes(60), 0, QuicErrorCode.FRAME_ENCODING_ERROR),
+        pytest.param(b"\x0a\x06\x4f\xff" + b"x" * 40, 0, QuicErrorCode.FRAME_ENCODING_ERROR),
+        pytest.param(b"\x0f\xff" + b"\xff" * 40, 0, QuicErrorCode.FRAME_ENCODING_ERROR),
+    ],
+    ids=["window", "direction", "streams", "reserved", "unknown", "truncated", "integer"],
+)
+def test_what_breaks_a_rule_ends_the_connection(payload: bytes, first: int, code: int) -> None:
+    pair = ready()
+    give(pair, flight_of(pair, payload, first))
+    assert closed_with(pair) == code
+
+
+def test_octets_beyond_the_end_of_a_stream_end_the_connection() -> None:
+    pair = ready()
+    give(pair, flight_of(pair, piece(FIRST, 200, b"x" * 20, fin=True)))
+    give(pair, flight_of(pair, piece(FIRST, 65, b"x" * 200)))
+    assert closed_with(pair) == QuicErrorCode.FINAL_SIZE_ERROR
+
+
+def test_the_connection_window_holds_for_the_short_way() -> None:
+    pair = ready()
+    limit = pair.server.quic._local_max_data
+    limit.used = limit.value - 30
+    give(pair, flight_of(pair, piece(FIRST, 65, b"x" * 31)))
+    assert closed_with(pair) == QuicErrorCode.FLOW_CONTROL_ERROR
+
+
+# Congestion control is told of many packets at once.
+
+
+@pytest.mark.parametrize("ssthresh", [None, 30_000, 5_000])
+@pytest.mark.parametrize("recovery_start", [0.0, 1.5])
+def test_many_acknowledged_packets_count_as_each_of_them(
+    ssthresh: int | None, recovery_start: float
+) -> None:
+    one, all_at_once = WatchingReno(max_datagram_size=1200), WatchingReno(max_datagram_size=1200)
+    packets: list[Any] = [StreamPacket(number, 1.0 + number / 40, 1200, []) for number in range(40)]
+    for congestion in (one, all_at_once):
+        congestion.ssthresh = ssthresh
+        congestion._congestion_recovery_start_time = recovery_start
+        congestion.bytes_in_flight = 40 * 1200
+    for packet in packets:
+        one.on_packet_acked(now=3.0, packet=packet)
+    all_at_once.on_packets_acked(packets, 3.0)
+    assert all_at_once.bytes_in_flight == one.bytes_in_flight == 0
+    assert abs(all_at_once.congestion_window - one.congestion_window) <= 1200

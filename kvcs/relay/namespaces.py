@@ -73,6 +73,9 @@ class NamespaceTable:
         """Upstream sessions that have named a namespace."""
         self._announced: dict[Place, TrackNamespace] = {}
         self._sorted: list[TrackNamespace] = []
+        self._came: dict[TrackNamespace, int] = {}
+        """A number that grows with each namespace that is there."""
+        self._serial = 0
         self._interests = Interests()
 
     def __len__(self) -> int:
@@ -116,12 +119,13 @@ class NamespaceTable:
         return self._changed(namespace, before)
 
     def subscribe(self, place: Place, prefix: TrackNamespace) -> list[TrackNamespace]:
-        """Add a SUBSCRIBE_NAMESPACE; returns the suffixes that match now."""
+        """Add a SUBSCRIBE_NAMESPACE; returns the suffixes that match now, in the order in which
+        they came: who asks late learns as well as who asked early which one is the newest."""
         self._interests.add(place, prefix)
         relay = self._relay_of(place.session)
         return [
             namespace[len(prefix) :]
-            for namespace in self.under(prefix)
+            for namespace in sorted(self.under(prefix), key=self._came.__getitem__)
             if _is_news(self._relays(namespace), relay)
         ]
 
@@ -156,8 +160,11 @@ class NamespaceTable:
             return []
         if not before:
             insort(self._sorted, namespace)
+            self._serial += 1
+            self._came[namespace] = self._serial
         elif not after:
             del self._sorted[bisect_left(self._sorted, namespace)]
+            del self._came[namespace]
         found: list[Notice] = []
         for notice in self._interests.matching(namespace):
             relay = self._relay_of(notice.place.session)

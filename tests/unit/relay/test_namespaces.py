@@ -39,6 +39,18 @@ def test_table_matches_whole_fields_and_every_length_of_prefix() -> None:
     assert table.publishers((b"fo",)) == []
 
 
+def test_who_asks_late_hears_of_namespaces_in_the_order_in_which_they_came() -> None:
+    table = NamespaceTable()
+    names = [(b"x", name) for name in (b"c", b"a", b"b")]
+    for number, namespace in enumerate(names):
+        table.announce(Place(number, 0), namespace)
+    assert table.subscribe(Place(9, 0), (b"x",)) == [(b"c",), (b"a",), (b"b",)]
+    # One that was gone is the newest when it comes back.
+    table.withdraw(Place(0, 0))
+    table.announce(Place(0, 2), names[0])
+    assert table.subscribe(Place(9, 2), (b"x",)) == [(b"a",), (b"b",), (b"c",)]
+
+
 def test_table_forgets_who_unsubscribed() -> None:
     table = NamespaceTable()
     table.subscribe(A, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -63,6 +64,16 @@ def strangers(server: Server, count: int) -> Iterator[list[socket.socket]]:
     finally:
         for sock in made:
             sock.close()
+
+
+@contextmanager
+def elsewhere(server: Server) -> Iterator[socket.socket]:
+    """A socket of another network that reaches a server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.7.1", 0))
+        sock.connect((HOST, server.port))
+        sock.setblocking(False)
+        yield sock
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -135,4 +146,26 @@ async def test_validated_addresses_are_bounded_too(files: PemFiles) -> None:
         assert server.listener.connections == 2
         with pytest.raises(ConnectionFailed, match="takes no more connections"):
             await connect(server)
+    await end(server)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="one address of the loopback alone")
+async def test_one_host_does_not_keep_the_others_out(files: PemFiles) -> None:
+    """It holds every half-open handshake there may be, with addresses that it has proved."""
+    settings = QuicSettings(retry_handshakes=0, max_handshakes=4, connect_timeout=20.0)
+    server = await serve(files, settings)
+    with strangers(server, 4) as socks:
+        for sock in socks:
+            client = RawClient(files)
+            await client.exchange(sock)
+            await client.exchange(sock)
+        assert server.listener.connections == 4
+        with pytest.raises(ConnectionFailed, match="takes no more connections"):
+            await connect(server)
+        with elsewhere(server) as sock:
+            client = RawClient(files)
+            assert (await client.exchange(sock))[0] & 0x30 == RETRY
+            assert server.listener.connections == 4, "nobody goes for an address that is not proved"
+            assert (await client.exchange(sock))[0] & 0x30 == INITIAL
+        assert server.listener.connections == 4
     await end(server)

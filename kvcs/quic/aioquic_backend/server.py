@@ -22,6 +22,7 @@ from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
 from kvcs.quic.aioquic_backend.clients import ClientVerifier
 from kvcs.quic.aioquic_backend.ending import Ending
+from kvcs.quic.aioquic_backend.handshakes import Handshakes
 from kvcs.quic.aioquic_backend.paths import datagram_sizes, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
@@ -133,7 +134,7 @@ class AioquicListener:
         self._udp: Udp | None = None
         self._routes: dict[bytes, _Entry] = {}
         self._entries: dict[Driven, _Entry] = {}
-        self._handshakes: set[Driven] = set()
+        self._handshakes = Handshakes()
         self._touched: dict[Driven, None] = {}
         self._refused = self._retries = 0
         self._validation = AddressValidation()
@@ -272,21 +273,23 @@ class AioquicListener:
     def _admit(self, header: QuicHeader, address: Address) -> bytes | None:
         """The connection ID that a new client chose at first; None where it gets no state now."""
         settings = self._settings
+        full = len(self._handshakes) >= settings.max_handshakes
         if self._closing:
             self._refuse(header, address, "shutting down")
-        elif (
-            len(self._entries) >= settings.max_connections
-            or len(self._handshakes) >= settings.max_handshakes
-        ):
+        elif len(self._entries) >= settings.max_connections:
             self._refuse(header, address, "too many connections")
+        elif full and self._handshakes.displaced(address) is None:
+            self._refuse(header, address, "too many handshakes")
         elif header.token:
             # We give tokens in a Retry alone, and who had one takes no other.
             now = asyncio.get_running_loop().time()
             original = self._validation.original_connection_id(header, address, now)
             if original is None:
                 self._send(refusal(header, QuicErrorCode.INVALID_TOKEN, "not my token"), address)
+            elif full:
+                self._displace(address)
             return original
-        elif len(self._handshakes) >= settings.retry_handshakes:
+        elif full or len(self._handshakes) >= settings.retry_handshakes:
             now = asyncio.get_running_loop().time()
             self._retries += 1
             if self._retries & (self._retries - 1) == 0:
@@ -295,6 +298,14 @@ class AioquicListener:
         else:
             return header.destination_cid
         return None
+
+    def _displace(self, address: Address) -> None:
+        """Give a handshake up for one from ``address``, which has proved that it is there."""
+        connection = self._handshakes.displaced(address)
+        entry = None if connection is None else self._entries.get(connection)
+        if entry is not None:
+            entry.transport.abandon()
+            self._forget(entry.transport)
 
     def _accept(self, header: QuicHeader, address: Address, original: bytes) -> _Entry:
         """Make a connection for a client's first flight."""
@@ -319,7 +330,7 @@ class AioquicListener:
             datagram_sizes=partial(datagram_sizes, pinned=settings.datagram_size),
         )
         entry = self._entries[transport] = _Entry(transport)
-        self._handshakes.add(transport)
+        self._handshakes.add(transport, address)
         self._empty.clear()
         for connection_id in (header.destination_cid, quic.host_cid):
             self.connection_id_issued(transport, connection_id)

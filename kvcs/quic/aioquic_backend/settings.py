@@ -79,7 +79,9 @@ class QuicSettings:
     """Connections of one listener; the next is refused."""
 
     max_handshakes: int = 256
-    """Connections of one listener whose handshake is not complete; the next is refused."""
+    """Connections of one listener whose handshake is not complete. The next is refused, unless
+    others from its network have fewer of them than those of another one, which then loses its
+    oldest."""
 
     retry_handshakes: int = 32
     """From this many incomplete handshakes on, a client must first prove its address by a Retry:

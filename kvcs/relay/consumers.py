@@ -223,6 +223,12 @@ class Consumers:
         if session is not None:
             session.responder.refuse(request.place.request_id, error)
 
+    def turn_away(self, request: Waiting, error: RequestError) -> None:
+        """Refuse one request, whether it waits already or not."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self.refuse(request, error)
+
     def refuse_waiting(self, error: RequestError) -> None:
         """Refuse every request that waits."""
         waiting, self._waiting = self._waiting, []

@@ -61,7 +61,6 @@ class RelayCore(Sessions):
         relay_id: bytes = b"",
     ) -> None:
         super().__init__(RelayLimits() if limits is None else limits)
-        self.stats = RelayStats()
         self.cache = RelayCache(
             self.limits.cache_octets,
             self.limits.max_tracks,
@@ -157,7 +156,7 @@ class RelayCore(Sessions):
             track.downstream_gone(Place(key, request_id), now)
         for track in dict.fromkeys(peer.upstream.values()):
             track.session_lost(key, now)
-        for start in peer.queue:
+        for start in peer.turns or ():
             start(now)
         self.report(
             "session_ended",

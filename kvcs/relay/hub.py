@@ -12,6 +12,7 @@ from kvcs.relay.scopes import Scopes
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats
 from kvcs.relay.timers import Callback, Timer
+from kvcs.relay.turns import Owner
 
 if TYPE_CHECKING:
     from kvcs.relay.tracks import RelayTrack
@@ -67,11 +68,16 @@ class Hub(Protocol):
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` with the time, with the next input or timer."""
 
-    def take_slot(self, key: int, start: Callback, now: float) -> None:
-        """Call ``start`` once a FETCH may run on a session; also when the session is gone."""
+    def cause(self, key: int, track: RelayTrack) -> None:
+        """A Track is asked for elsewhere since a session wants it; `RequestError` where it is one
+        too many."""
 
-    def free_slot(self, key: int, now: float) -> None:
-        """A FETCH on a session has ended."""
+    def take_slot(self, key: int, owner: Owner, start: Callback, now: float) -> None:
+        """Call ``start`` once a FETCH for ``owner`` may run on a session; also when the session is
+        gone."""
+
+    def free_slot(self, key: int, owner: Owner, now: float) -> None:
+        """A FETCH for ``owner`` on a session has ended."""
 
     def leave_queue(self, key: int, start: Callback) -> None:
         """``start``, which `take_slot` got, is not to be called any more."""

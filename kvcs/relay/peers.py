@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.session import Session
-from kvcs.relay.timers import Callback
 from kvcs.relay.tracks import RelayTrack
+from kvcs.relay.turns import Turns
 
 
 @dataclass(slots=True)
@@ -49,14 +49,11 @@ class Peer:
     """Tracks of which it sent what is malformed."""
 
     going_away: bool = False
-    fetching: int = 0
-    """FETCHes of ours that run on it."""
+    turns: Turns | None = None
+    """FETCHes of ours on it, once there was one."""
 
-    queue: deque[Callback] = field(default_factory=deque)
-    """FETCHes of ours that wait for their turn."""
-
-    starting: bool = False
-    """Whether they are being started."""
+    caused: WeakSet[RelayTrack] = field(default_factory=WeakSet)
+    """Tracks that were asked for elsewhere because it was the first to want them."""
 
     requests: int = 0
     """Requests it has made so far."""
@@ -65,24 +62,3 @@ class Peer:
     def serving(self) -> int:
         """How many of `downstream` are not over: those that are leave it a while later."""
         return sum(self.core.requests.get(each) is not None for each in self.downstream)
-
-    def take_slot(self, start: Callback, limit: int, now: float) -> None:
-        """Call ``start`` once fewer than ``limit`` FETCHes of ours run on it."""
-        if self.fetching < limit:
-            self.fetching += 1
-            start(now)
-        else:
-            self.queue.append(start)
-
-    def free_slot(self, limit: int, now: float) -> None:
-        """A FETCH on it has ended; the next one begins."""
-        self.fetching -= 1
-        if self.starting:
-            return  # one that was started has ended at once: the loop below goes on
-        self.starting = True
-        try:
-            while self.queue and self.fetching < limit:
-                self.fetching += 1
-                self.queue.popleft()(now)
-        finally:
-            self.starting = False

@@ -75,7 +75,7 @@ class Retriever:
         if self._shelved.ask(reader, missing[0].group):
             self._limit_wait(reader, now)
             return True
-        retrieval = self._find(missing[0]) or self._begin(*missing, reader.group_order, now)
+        retrieval = self._find(missing[0]) or self._begin(*missing, reader, now)
         if retrieval is None:
             return False
         retrieval.join(reader)
@@ -86,7 +86,7 @@ class Retriever:
         return next((one for one in self._active if one.covers(start)), None)
 
     def _begin(
-        self, start: Location, end: Location, order: GroupOrder, now: float
+        self, start: Location, end: Location, reader: RangeSender, now: float
     ) -> Retrieval | None:
         candidates = self._hub.askable(self._owner.name)
         if not candidates or not self._has_room(now):
@@ -94,7 +94,8 @@ class Retriever:
         for other in self._active:
             if start < other.start <= end:
                 end = preceding(other.start) or start  # the rest is on its way already
-        retrieval = Retrieval(start, end, order, candidates, now, now)
+        order = reader.group_order
+        retrieval = Retrieval(start, end, order, candidates, now, now, owner=reader.host)
         self._active.append(retrieval)
         self._next_candidate(retrieval, now)
         return retrieval if retrieval in self._active else None
@@ -283,7 +284,7 @@ class Retriever:
             if self._hub.session(key) is not None:
                 start = partial(self._start, retrieval, key)
                 retrieval.turn = key, start
-                self._hub.take_slot(key, start, now)
+                self._hub.take_slot(key, retrieval.owner, start, now)
                 return
         self._conclude(retrieval, now)
 
@@ -291,7 +292,7 @@ class Retriever:
         retrieval.turn = None
         session = self._hub.session(key)
         if retrieval not in self._active or session is None or not retrieval.wanted:
-            self._hub.free_slot(key, now)
+            self._hub.free_slot(key, retrieval.owner, now)
             if not retrieval.wanted:
                 self._conclude(retrieval, now)
             elif retrieval in self._active:
@@ -306,7 +307,7 @@ class Retriever:
         try:
             request_id = session.requester.fetch(self._owner.name, parameters)
         except UsageError:
-            self._hub.free_slot(key, now)
+            self._hub.free_slot(key, retrieval.owner, now)
             self._next_candidate(retrieval, now)
             return
         self._hub.stats.upstream_fetches += 1
@@ -352,7 +353,7 @@ class Retriever:
         self._hub.unbind(place)
         if session is not None and cancel is not None:
             session.requester.cancel(place.request_id, cancel)
-        self._hub.free_slot(place.session, now)
+        self._hub.free_slot(place.session, retrieval.owner, now)
 
     def _finish(
         self, retrieval: Retrieval, now: float, *, complete: bool, told: bool = True

@@ -76,7 +76,11 @@ class Routing:
         It is accepted when they have said what they have: who asks takes silence for nothing.
         Before that nothing is looked at, since nothing is counted; where it matches too much then,
         it is refused.
+
+        Raises:
+            RequestError: the session has too many of them.
         """
+        self._check_interests(peer)
         peer.interests[place.request_id] = prefix
 
         def accept(later: float) -> None:
@@ -100,8 +104,9 @@ class Routing:
         """Take a SUBSCRIBE_TRACKS, and PUBLISH what was published here below its prefix.
 
         Raises:
-            RequestError: it matches too much.
+            RequestError: it matches too much, or the session has too many of them.
         """
+        self._check_interests(peer)
         matches = self._published_below(peer, prefix)
         self._check_matches(matches)
         peer.track_interests.add(place.request_id)
@@ -195,6 +200,12 @@ class Routing:
         found = [track for track in tracks if track.sources.published]
         peer.core.load.matched(len(tracks) - len(found))
         return found
+
+    def _check_interests(self, peer: Peer) -> None:
+        """Each of them may be passed on upstream, where there is room for so many only."""
+        wanted = len(peer.interests) + len(peer.track_interests)
+        if wanted >= self._hub.limits.max_prefixes_per_session:
+            raise RequestError("too many prefixes", RequestCode.EXCESSIVE_LOAD, RETRY_MS)
 
     def _check_matches(self, matches: Iterable[object]) -> None:
         for count, _ in enumerate(matches, 1):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 from kvcs.access.permits import Place
+from kvcs.errors import RequestError
+from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.session import Session
+from kvcs.relay.cache import RETRY_MS
 from kvcs.relay.peers import Peer
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.stats import RelayStats
 from kvcs.relay.timers import Callback
 from kvcs.relay.tracks import RelayTrack
+from kvcs.relay.turns import Owner, Turns
 
 
 class Sessions:
@@ -20,6 +27,7 @@ class Sessions:
 
     def __init__(self, limits: RelayLimits) -> None:
         self.limits = limits
+        self.stats = RelayStats()
         self._peers: dict[int, Peer] = {}
 
     def session(self, key: int) -> Session | None:
@@ -58,22 +66,48 @@ class Sessions:
             peer.downstream.pop(place.request_id, None)
             peer.published.discard(place.request_id)
 
-    def take_slot(self, key: int, start: Callback, now: float) -> None:
-        """Call ``start`` once a FETCH may run on a session."""
+    def take_slot(self, key: int, owner: Owner, start: Callback, now: float) -> None:
+        """Call ``start`` once a FETCH for ``owner`` may run on a session."""
         peer = self._peers.get(key)
         if peer is None:
             start(now)
-        else:
-            peer.take_slot(start, self.limits.max_upstream_fetches, now)
+            return
+        if peer.turns is None:
+            limits = self.limits
+            peer.turns = Turns(limits.max_upstream_fetches, limits.max_caused_fetches_per_session)
+        peer.turns.take(owner, start, now)
 
-    def free_slot(self, key: int, now: float) -> None:
-        """A FETCH on a session has ended; the next one begins."""
+    def free_slot(self, key: int, owner: Owner, now: float) -> None:
+        """A FETCH for ``owner`` on a session has ended; the next one begins."""
         peer = self._peers.get(key)
-        if peer is not None:
-            peer.free_slot(self.limits.max_upstream_fetches, now)
+        if peer is not None and peer.turns is not None:
+            peer.turns.free(owner, now)
 
     def leave_queue(self, key: int, start: Callback) -> None:
         """A FETCH that waits for its turn is not wanted any more; quiet where it has begun."""
         peer = self._peers.get(key)
-        if peer is not None and start in peer.queue:
-            peer.queue.remove(start)
+        if peer is not None and peer.turns is not None:
+            peer.turns.leave(start)
+
+    def cause(self, key: int, track: RelayTrack) -> None:
+        """A Track is asked for elsewhere, since a session wants it and nobody did before.
+
+        Raises:
+            RequestError: EXCESSIVE_LOAD: the session has caused too much that is still wanted.
+        """
+        peer = self._peers.get(key)
+        if peer is None or track in peer.caused:
+            return
+        most = self.limits.max_caused_per_session
+        if len(peer.caused) >= most:
+            kept = [each for each in peer.caused if each.caused_by == key and each.sources]
+            peer.caused = WeakSet(kept)
+            if len(kept) >= most:
+                self.stats.upstream_share_refused += 1
+                raise RequestError(
+                    "this session asks for too many tracks from elsewhere",
+                    RequestCode.EXCESSIVE_LOAD,
+                    RETRY_MS,
+                )
+        peer.caused.add(track)
+        track.caused_by = key

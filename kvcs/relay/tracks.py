@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcs.access.permits import Place
-from kvcs.errors import StoreFull
+from kvcs.errors import RequestError, StoreFull
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.datagrams import ObjectDatagram
@@ -50,6 +50,8 @@ class RelayTrack:
         self.consumers = Consumers(hub, self)
         self.sources = Sources(hub, self)
         self._streams: dict[StreamKey, tuple[Intake, Upstream | Retrieval]] = {}
+        self.caused_by: int | None = None
+        """The session that wanted it first, when it was asked for elsewhere last."""
         self._idle_since: float | None = None
         self._checking = False
         self._use(entry)
@@ -108,14 +110,28 @@ class RelayTrack:
             consumers.hold(request, limits.upstream_wait, now)
             sources.resume(now)
         elif publishers := self._hub.publishers(self.name):
-            consumers.hold(request, limits.upstream_wait, now)
-            sources.subscribe_to(publishers, now)
+            if self._may_cause([request]):
+                consumers.hold(request, limits.upstream_wait, now)
+                sources.subscribe_to(publishers, now)
         elif upstreams := self._upstreams_for([request]):
-            consumers.hold(request, limits.upstream_wait, now)
-            sources.try_upstreams(upstreams, now)
+            if self._may_cause([request]):
+                consumers.hold(request, limits.upstream_wait, now)
+                sources.try_upstreams(upstreams, now)
         else:
             self._wait_for_publisher(request, now)
         self.check_idle_soon()
+
+    def _may_cause(self, requests: list[Waiting]) -> bool:
+        """Whether one of the sessions that want the Track may have it asked for elsewhere; those
+        before it that may not are refused."""
+        for request in requests:
+            try:
+                self._hub.cause(request.place.session, self)
+            except RequestError as exc:
+                self.consumers.turn_away(request, exc)
+            else:
+                return True
+        return False
 
     def _wait_for_publisher(self, request: Waiting, now: float) -> None:
         """Nobody has the Track: hold a request that waits for a publisher, refuse others."""
@@ -166,7 +182,10 @@ class RelayTrack:
         if key in self.sources.sessions() or key not in self._hub.publishers(self.name):
             return
         live = bool(self.track.listeners) and self.track.ended is None
-        if self.consumers.waiting or live:
+        waiting = self.consumers.unanswered()
+        if live or self.sources or self._may_cause(waiting):
+            if not live and not waiting:
+                return
             self.consumers.publisher_asked(now)
             self.sources.subscribe_to([key], now)
 
@@ -175,7 +194,7 @@ class RelayTrack:
         waiting = self.consumers.unanswered()
         if waiting and not self.sources and not self._hub.publishers(self.name):
             upstreams = self._upstreams_for(waiting)
-            if upstreams:
+            if upstreams and self._may_cause(waiting):
                 self.sources.try_upstreams(upstreams, now)
 
     def _upstreams_for(self, requests: list[Waiting]) -> list[int]:

@@ -16,6 +16,7 @@ from kvcs.moqt.stored import Group
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
 from kvcs.relay.timers import Callback, Timer
+from kvcs.relay.turns import Owner
 
 MAX_RETRIES = 3
 """Times that a FETCH refused for load is repeated after its Retry Interval."""
@@ -82,6 +83,9 @@ class Retrieval:
     began_at: float
     progress_at: float
     """When something of it came last."""
+
+    owner: Owner = None
+    """Whose reader has begun it: the session that its turns count for."""
 
     place: Place | None = None
     """The FETCH that runs, or the SUBSCRIBE whose fill this is; None while it waits its turn."""

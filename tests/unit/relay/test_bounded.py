@@ -113,13 +113,14 @@ def test_fetches_that_nobody_waits_for_are_not_sent_and_leave_the_queue(
     for group in range(200):
         asker.cancel(asker.fetch(full_name(b"b"), far(2 * group)))
     (publisher,) = (peer for peer in hub.core._peers.values() if peer.announced)
-    assert len(publisher.queue) <= retrieving.MAX_RETRIEVALS
+    assert publisher.turns is not None
+    assert len(publisher.turns) <= retrieving.MAX_RETRIEVALS
     assert len(stalled.peer.fetches) == 2
     # When a slot comes free, what is left of them goes at once, and not by recursion.
     for request_id in held:
         holder.cancel(request_id)
     hub.advance(hub.core.limits.upstream_wait + 1)
-    assert not publisher.queue and publisher.fetching == 0
+    assert len(publisher.turns) == publisher.turns.running == 0
     assert len(stalled.peer.fetches) == 2
     assert not any(peer.core.closed for peer in hub.core._peers.values())
 

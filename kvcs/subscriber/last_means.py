@@ -278,10 +278,6 @@ class LastMeans:
             failure = exc
         except ObjectError as exc:
             failure = exc
-        except Exception as exc:
-            # A source may be the caller's own: whatever it raises, it brings nothing.
-            _log.warning("source_failed", reason=f"{type(exc).__name__}: {exc}")
-            failure = SourceFailed(f"the source failed: {type(exc).__name__}")
         return failure if left else None
 
     def _take(self, track: DataTrack, layer: int, stored: StoredBlock) -> bool:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import get_args
 
 from kvcs.errors import KvcsError, PublicationNotFound, Redirected, UsageError
+from kvcs.fallback.guarded import GuardedSource
 from kvcs.fallback.source import BlockSource
 from kvcs.kv import Ledger, Manifest, Prefix, ProtectionRing, PublicationNamespace
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
@@ -82,9 +83,11 @@ class Subscriber:
         self._sharing = Sharing()
         self._routes = Routes(sessions)
         self._finder = Finder(self._routes, self.settings, self._authenticity)
-        self._fallback = fallback
+        self._fallback = None if fallback is None else GuardedSource(fallback)
         self._elsewhere = (
-            None if fallback is None else Elsewhere(fallback, self.settings, self._authenticity)
+            None
+            if self._fallback is None
+            else Elsewhere(self._fallback, self.settings, self._authenticity)
         )
 
     @property

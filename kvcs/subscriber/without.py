@@ -191,7 +191,12 @@ class Elsewhere:
         try:
             longest = self._settings.manifest_limits.octets
             await read_stored(follower, await source.manifest(namespace, longest))
-        except (SourceFailed, PublicationError) as exc:
+        except SourceFailed as exc:
+            follower.error = PublicationNotFound(
+                f"the manifest of the publication never came: {exc}"
+            )
+            follower.error.__cause__ = exc
+        except PublicationError as exc:
             follower.error = follower.error or exc
         follower.ended = True
         return follower

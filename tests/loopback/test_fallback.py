@@ -21,7 +21,7 @@ from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.last_means import MissingLayer
-from tests.builders import QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
+from tests.builders import BRIEF, QUICK, Toy, put, same, tensors, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save, shelf
 from tests.loopback.kv_fixtures import Wire, joined, serving
@@ -464,3 +464,57 @@ async def test_what_is_sealed_and_signed_is_opened_and_verified(tmp_path: Path) 
             with pytest.raises(error):
                 async with stranger.open(it.prefix):
                     raise AssertionError("it was opened")
+
+
+class Foreign:
+    """A caller's own source that raises what no source should, wherever it says."""
+
+    def __init__(self, inner: HttpSource, *where: str) -> None:
+        self.inner, self.where = inner, where
+
+    def _check(self, here: str) -> None:
+        if here in self.where:
+            raise ValueError("a foreign error")
+
+    async def __aenter__(self) -> Foreign:
+        self._check("enter")
+        await self.inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.inner.__aexit__(*error)
+        self._check("exit")
+
+    async def publications(self, *of: bytes) -> list[kvcs.PublicationNamespace]:
+        self._check("publications")
+        return await self.inner.publications(*of)
+
+    async def manifest(self, *of: Any) -> Any:
+        self._check("manifest")
+        return await self.inner.manifest(*of)
+
+    async def payloads(self, *of: Any) -> AsyncIterator[Any]:
+        self._check("payloads")
+        async for stored in self.inner.payloads(*of):
+            yield stored
+
+
+@pytest.mark.parametrize("where", ["enter", "publications", "manifest"])
+async def test_a_source_that_raises_anything_only_has_no_publication(
+    tmp_path: Path, where: str
+) -> None:
+    async with shelf(tmp_path) as it:
+        subscriber = kvcs.Subscriber(fallback=Foreign(HttpSource(it.server.url), where))  # type: ignore[arg-type]
+        with pytest.raises(kvcs.PublicationNotFound, match="ValueError"):
+            async with subscriber.open(it.prefix):
+                raise AssertionError("it has none")
+
+
+async def test_a_source_that_raises_anything_only_has_no_blocks(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it:
+        source = Foreign(HttpSource(it.server.url), "payloads", "exit")
+        subscriber = kvcs.Subscriber(fallback=source, settings=BRIEF)  # type: ignore[arg-type]
+        async with subscriber.open(it.prefix) as cache:
+            with pytest.raises(kvcs.CacheIncomplete, match="ValueError"):
+                await cache.complete()
+            assert cache.missing

@@ -89,15 +89,20 @@ class Announcements:
             return
         self._spawn(namespace, self._offer(namespace))
 
-    def withdraw(self, namespace: TrackNamespace) -> None:
-        """Withdraw a namespace; quiet where it is not announced (§6.4.2.3)."""
+    def withdraw(self, namespace: TrackNamespace, code: int | None = None) -> None:
+        """Withdraw a namespace; quiet where it is not announced (§6.4.2.3).
+
+        Args:
+            namespace: what to withdraw.
+            code: that of the `RequestError` which who waits for the answer gets.
+        """
         for task, what in self._tasks.items():
             if what == namespace:
                 task.cancel()
         self._moves.pop(namespace, None)
         request_id = self._requests.pop(namespace, None)
         if request_id is not None:
-            self._connection.cancel(request_id)
+            self._connection.cancel(request_id, code)
 
     async def answered(self) -> None:
         """Wait until everything that was offered has its answer."""

@@ -151,10 +151,15 @@ class Connection(Tenure):
             self.cancel(request_id)
             raise
 
-    def cancel(self, request_id: int) -> None:
-        """Cancel a request of ours, or forget one that is over; quiet in every state."""
+    def cancel(self, request_id: int, code: int | None = None) -> None:
+        """Cancel a request of ours, or forget one that is over; quiet in every state.
+
+        Args:
+            request_id: of the request.
+            code: that of the `RequestError` which who waits for the answer gets.
+        """
         self._handlers.pop(request_id, None)
-        self._replies.cancel(request_id)
+        self._replies.cancel(request_id, code)
         if self.is_open:
             self.core.requester.cancel(request_id)
 

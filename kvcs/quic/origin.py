@@ -63,11 +63,14 @@ class Origin:
             await attached.announcements.answered()
 
     def leave(self, connection: Connection) -> None:
-        """Withdraw everything on one session; what its peer has asked for goes on."""
+        """Withdraw everything on one session; what its peer has asked for goes on.
+
+        Who waits for the answer to an announcement there waits for that of another session.
+        """
         attached = self._connections.get(connection)
         if attached is not None:
             for namespace in attached.announcements.namespaces:
-                attached.announcements.withdraw(namespace)
+                attached.announcements.withdraw(namespace, RequestCode.GOING_AWAY)
 
     def nothing_returns(self) -> None:
         """No session will be attached any more: who waits for one looks again."""
@@ -207,8 +210,11 @@ class Origin:
             RequestError: all that are left refused it.
             ConnectionClosed: all were lost, and none comes back.
         """
+        sessions = self._connections
+        # One that sends us away counts only where there is no other.
+        usable = [each for session, each in sessions.items() if session.is_usable]
         answers = await asyncio.gather(
-            *(each.announcements.announce(namespace) for each in self._connections.values()),
+            *(each.announcements.announce(namespace) for each in usable or sessions.values()),
             return_exceptions=True,
         )
         failures = [answer for answer in answers if isinstance(answer, BaseException)]

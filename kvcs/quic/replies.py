@@ -65,11 +65,16 @@ class Replies:
         elif isinstance(event, events.TrackMalformed):
             future.set_exception(RequestError(event.reason, RequestCode.MALFORMED_TRACK))
 
-    def cancel(self, request_id: int) -> None:
-        """This side gives a request up: the peer's answer will not be told."""
+    def cancel(self, request_id: int, code: int | None = None) -> None:
+        """This side gives a request up: the peer's answer will not be told.
+
+        Args:
+            request_id: of the request.
+            code: what the error says to who waits for the answer.
+        """
         future = self._futures.get(request_id)
         if future is not None and not future.done():
-            future.set_exception(RequestError("the request was cancelled before its answer"))
+            future.set_exception(RequestError("the request was cancelled before its answer", code))
 
     def fail(self, error: Exception) -> None:
         """The session is over: nobody gets an answer any more."""

@@ -23,7 +23,7 @@ from kvcs.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
-WAIT = 30.0
+WAIT = 90.0
 """Longest wait for a process to say something, seconds."""
 
 

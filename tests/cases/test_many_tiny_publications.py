@@ -28,7 +28,7 @@ GROWTH_OCTETS = 64
 """What one publication may leave behind on average; measured, some kilobytes is the fault."""
 
 
-PAGES_OCTETS = 2 * MIB
+PAGES_OCTETS = 3 * MIB
 """By what the memory of a process differs from one moment to the next, whatever it does."""
 
 FEW = 1000

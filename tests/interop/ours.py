@@ -19,8 +19,8 @@ FETCHED_BLOCKS = 2
 DEADLINE_SECONDS = 20.0
 """Of one retrieval; longer than any needs, shorter than the scenario's own."""
 
-PATIENT = kvcs.SubscriberSettings(least_recovery=DEADLINE_SECONDS)
-"""What was lost may come as late as all else."""
+PATIENT = kvcs.SubscriberSettings(least_recovery=DEADLINE_SECONDS, quiet=DEADLINE_SECONDS)
+"""What was lost may come as late as all else, and what is slow is not taken for lost."""
 
 Seen = dict[str, Any]
 """What came of one exchange, for a test to look at."""
@@ -90,18 +90,20 @@ async def retrieve(
     url: str,
     source: Source,
     on_layer: OnLayer | None = None,
+    settings: kvcs.SubscriberSettings = PATIENT,
     **how: Any,
 ) -> Seen:
     """Retrieve ``source`` from ``url`` and tell what came.
 
     Args:
         on_layer: awaited with -1 once the publication is open, and with each layer received.
+        settings: of the subscriber.
         how: goes to `kvcs.Subscriber.open`.
     """
     layers = []
     async with kvcs.connect(url, ca=stage.pem.ca) as session:
         within = {"deadline": DEADLINE_SECONDS} | how
-        opening = kvcs.Subscriber(session, settings=PATIENT).open(source.prefix, **within)
+        opening = kvcs.Subscriber(session, settings=settings).open(source.prefix, **within)
         async with opening as cache:
             if on_layer is not None:
                 await on_layer(-1)

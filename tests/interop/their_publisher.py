@@ -29,6 +29,9 @@ FETCHED_BLOCKS = 3
 GONE_DEADLINE_SECONDS = 8.0
 """Of a retrieval whose publisher goes away for good: so long it is waited for."""
 
+IMPATIENT = kvcs.SubscriberSettings(least_recovery=2.0)
+"""Gives up soon what nobody has."""
+
 
 class Serving:
     """One publication that the peer serves and we read.
@@ -163,7 +166,7 @@ async def _cut_short(
 
         started = asyncio.get_running_loop().time()
         try:
-            await serving.retrieve(url, leave, **how)
+            await serving.retrieve(url, leave, settings=IMPATIENT, **how)
         except (kvcs.CacheIncomplete, kvcs.PublicationAborted) as error:
             seen = {
                 "layers": got,

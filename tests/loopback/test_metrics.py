@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import kvcs
-from tests.builders import put, toy_prefix, toy_publication
+from tests.builders import QUICK, put, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import joined, serving
 
@@ -30,7 +30,7 @@ async def test_a_move_is_counted_on_both_sides(files: PemFiles) -> None:
     async with serving(files) as server, joined(server, files) as client:
         async with kvcs.Publisher(server).publish(prefix) as publication:
             await put(await publication.segment(), toy)
-            async with kvcs.Subscriber(client).open(prefix, deadline=30) as cache:
+            async with kvcs.Subscriber(client, settings=QUICK).open(prefix, deadline=30) as cache:
                 await cache.complete()
                 report = cache.report
     grown = {name: total(name) - before[name] for name in NAMES}

@@ -16,10 +16,12 @@ from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server
-from tests.builders import QUICK, Toy, put, same, toy_prefix, toy_publication
+from tests.builders import BRIEF, QUICK, Toy, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import SESSION, Wire, joined, serving, with_session
 from tests.loopback.raw_publication import RawPublication
+from tests.loopback.retrieving import meeting
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -129,12 +131,13 @@ async def test_the_caller_may_say_how(files: PemFiles, how: str) -> None:
         assert cache.report.objects == 6
 
 
-async def test_a_fetch_of_what_is_unfinished_names_what_lacks(files: PemFiles) -> None:
+@virtual
+async def test_a_fetch_of_what_is_unfinished_names_what_lacks() -> None:
     raw = RawPublication(toy_publication())
     raw.layers(0, 1)
     raw.manifest(layers=2)
-    async with raw.serve(files) as server, joined(server, files) as client:
-        opening = kvcs.Subscriber(client, settings=QUICK).open(toy_prefix(), retrieve="fetch")
+    async with meeting(raw) as (_, client):
+        opening = kvcs.Subscriber(client, settings=BRIEF).open(toy_prefix(), retrieve="fetch")
         async with opening as cache:
             assert same(await cache.layer(1), raw.toy)
             with pytest.raises(kvcs.CacheIncomplete, match="the Largest Object is 1/3") as caught:

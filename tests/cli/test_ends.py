@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Place, RunningRelay, make_cache
 from tests.command import Process, Ran, Run
+from tests.ports import free_port
 
 PROMPTLY = 20.0
 """Seconds from a signal to the end of the process, on a busy machine."""
@@ -97,13 +98,13 @@ def test_a_producer_that_is_killed_in_the_middle_leaves_an_incomplete_cache(
     with Process("publish", cache, *there, "--lines", "--pace", "3") as producer:
         producer.event("layer_published")  # the consumer's time begins when a layer is there
         with Process(
-            *("subscribe", *there, "--like", cache, "--out", out, "--lines", "--deadline", "3")
+            *("subscribe", *there, "--like", cache, "--out", out, "--lines", "--deadline", "6")
         ) as consumer:
             consumer.event("layer_verified")
             producer.send(signal.SIGKILL)
             lost = consumer.end()
     assert lost.code == 3
-    assert lost.line().startswith("kvcs: cache incomplete: the deadline of 3 s passed;")
+    assert lost.line().startswith("kvcs: cache incomplete: the deadline of 6 s passed;")
     check_names_what_lacks(lost.line())
     assert not out.exists()
 
@@ -156,13 +157,14 @@ def test_a_producer_comes_back_to_a_relay_that_is_started_again(place: Place, ru
         options = (*place.keys, "--allow-anyone", "--lines")
         return Process("relay", "--bind", f"127.0.0.1:{port}", *options)
 
-    with start(0) as relay:
+    port = free_port()  # nobody is given it while no relay listens
+    with start(port) as relay:
         url = relay.event("listening")["url"]
         there = ("--relay", url, *place.member)
         with Process("publish", place.cache, *there, "--lines") as producer:
             producer.event("published")
             check_ended(relay.stop(), signal.SIGTERM)  # it need not wait for the producer
-            with start(int(url.rpartition(":")[2])) as again:
+            with start(port) as again:
                 again.event("listening")
                 wanted = ("--like", place.cache, "--compare", place.cache, "--json")
                 got = run("subscribe", *there, *wanted, "--deadline", "20")

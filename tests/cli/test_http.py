@@ -50,7 +50,7 @@ def test_a_saved_cache_is_served_and_fetched(place: Place, run: Run, tmp_path: P
         assert (some.code, some.json()["equal"]) == (0, True)
         # A relay that nobody answers for is no hindrance.
         beside = run(
-            *(*fetch, "--relay", "moqt://127.0.0.1:9", "--deadline", "3"),
+            *(*fetch, "--relay", "moqt://127.0.0.1:9", "--deadline", "20"),
             *("--compare", place.cache, "--json"),
         )
         assert (beside.code, beside.json()["equal"]) == (0, True), beside.err

@@ -41,6 +41,7 @@ from kvcs.cli.options import (
     parse_anchors,
     parse_range,
     read_prefix,
+    seconds,
     token_source,
 )
 from kvcs.cli.output import Output, octets_text
@@ -50,7 +51,7 @@ from kvcs.keyfiles import load_key_ring
 from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
 from kvcs.kvfile import load_kv_file, save_kv_file
-from kvcs.subscriber import Cache, Index, Subscriber
+from kvcs.subscriber import Cache, Index, Subscriber, SubscriberSettings
 from kvcs.subscriber.indices import index_at
 from kvcs.subscriber.reception import Retrieve
 
@@ -88,6 +89,17 @@ IndexOption = Annotated[
     ),
 ]
 
+PatienceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--patience",
+        parser=seconds,
+        metavar="SECONDS",
+        help="How long to wait for a relay or a producer that was lost in the middle; up to the"
+        " deadline by default.",
+    ),
+]
+
 WholeOption = Annotated[
     bool,
     typer.Option(
@@ -122,6 +134,7 @@ def register(app: typer.Typer) -> None:
         anchors: AnchorsOption = None,
         lossy: LossyOption = False,
         whole: WholeOption = False,
+        patience: PatienceOption = None,
         ca: CaOption = None,
         client_cert: ClientCertOption = None,
         client_key: ClientKeyOption = None,
@@ -168,6 +181,7 @@ def register(app: typer.Typer) -> None:
             anchors=parse_anchors(anchors),
             lossy=lossy,
             whole=whole,
+            patience=patience,
             keys_file=keys_file,
             require_signed=require_signed,
             protect_key_file=protect_key_file,
@@ -200,6 +214,7 @@ def register(app: typer.Typer) -> None:
         anchors: AnchorsOption = None,
         lossy: LossyOption = False,
         whole: WholeOption = False,
+        patience: PatienceOption = None,
         ca: CaOption = None,
         client_cert: ClientCertOption = None,
         client_key: ClientKeyOption = None,
@@ -249,6 +264,7 @@ def register(app: typer.Typer) -> None:
             anchors=parse_anchors(anchors),
             lossy=lossy,
             whole=whole,
+            patience=patience,
             layers=parse_range(layers, "--layers"),
             blocks=None if wanted is None else wanted[1] + 1,
             keys_file=keys_file,
@@ -283,6 +299,7 @@ async def _retrieve(
     anchors: tuple[int, ...] | None,
     lossy: bool,
     whole: bool,
+    patience: float | None,
     keys_file: Path | None,
     require_signed: bool,
     protect_key_file: Path | None,
@@ -311,6 +328,7 @@ async def _retrieve(
     async with connect_all(peers, can_do_without=fallback is not None) as sessions:
         subscriber = Subscriber(
             *sessions,
+            settings=SubscriberSettings(patience=patience or None),
             keys=keys,
             require_signed=require_signed,
             protection=ring,

@@ -35,6 +35,9 @@ SESSIONS_SHARE = 0.5
 ROUNDS_BEFORE_RECOMPUTING = 2
 """Times that every session and every other place is asked before the caller recomputes."""
 
+MAX_SHARE_DOUBLINGS = 6
+"""The time that one of several sessions has for an answer doubles up to 64 times the first one."""
+
 MAX_FETCHES = 8
 """FETCHes of one retrieval that run at a time; a publisher takes 16 of one subscriber."""
 
@@ -195,7 +198,7 @@ class Recovery:
             if sources:
                 source = sources[tries % len(sources)]
                 learnt = source not in self._one_group
-                await self._ask(source, None if means is None else self._share(len(sources)))
+                await self._ask(source, self._patience(len(sources), tries))
                 if learnt and source in self._one_group:
                     continue  # it is asked at once in the way that it takes
             tries += 1
@@ -235,6 +238,16 @@ class Recovery:
                     await all_of([self._fetch(run, source, twin) for run in now])
         except TimeoutError:
             self._failure = f"{source.peer} did not answer within {seconds:g} s"
+
+    def _patience(self, sources: int, tries: int) -> float | None:
+        """Seconds that a session has for what it is asked, so that a slow one does not keep us from
+        the others; each round twice as many, for where all of them are slow."""
+        if self._patient.last_means is not None:
+            return self._share(sources)
+        if sources == 1:
+            return None
+        doublings = min(tries // sources, MAX_SHARE_DOUBLINGS)
+        return self._share(sources) * float(2**doublings)
 
     def _share(self, sources: int) -> float:
         """Seconds that one session has, so that the last means still have their turn."""

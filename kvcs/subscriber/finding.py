@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from asyncio import FIRST_COMPLETED
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from kvcs.errors import (
     ConnectionClosed,
@@ -24,6 +27,10 @@ from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.settings import SubscriberSettings
 
 _log = get_logger("kvcs.subscriber")
+
+
+_Follow = Callable[[Connection], Coroutine[Any, Any, ManifestFollower]]
+"""Follows a publication over a session until its manifest is there, or has failed."""
 
 
 class Finder:
@@ -122,7 +129,7 @@ class Finder:
         *,
         look: bool = False,
     ) -> ManifestFollower:
-        """Follow one publication that the caller names, on the first session that has it.
+        """Follow one publication that the caller names, on the first session that shows it.
 
         Raises:
             PublicationNotFound: its manifest did not come in time.
@@ -133,20 +140,55 @@ class Finder:
         holding = publication if isinstance(publication, Holding) else None
         namespace = namespace_of(publication)
         while True:
-            error: KvcsError | None = None
             sessions = await self.sessions(until)
-            for session in sessions:
-                follower = await self._follow(session, prefix, namespace, until, look, holding)
-                if follower.error is None:
-                    return follower
-                if error is None or isinstance(error, ConnectionClosed | RequestError):
-                    error = follower.error
-                if not isinstance(error, ConnectionClosed | RequestError):
-                    break  # it is there and cannot be used: another session would show the same
-            assert error is not None  # there is at least one session
-            if not self._routes.replaced or not _is_passing(error):
-                raise error
+            follow = partial(
+                self._follow,
+                prefix=prefix,
+                namespace=namespace,
+                until=until,
+                look=look,
+                holding=holding,
+            )
+            found = await self._first_of(sessions, follow)
+            if isinstance(found, ManifestFollower):
+                return found
+            if not self._routes.replaced or not _is_passing(found):
+                raise found
             await self._routes.changed_from(sessions, until)
+
+    async def _first_of(
+        self, sessions: Sequence[Connection], follow: _Follow
+    ) -> ManifestFollower | KvcsError:
+        """What the first session gives that has the publication, or why none does.
+
+        The next one is asked where one has failed, and where it is silent for a while: a slow relay
+        does not keep us from the others.
+        """
+        left = list(sessions)
+        asked: list[asyncio.Task[ManifestFollower]] = []
+        error: KvcsError = self._routes.error()
+        try:
+            while left or asked:
+                if left:
+                    asked.append(asyncio.get_running_loop().create_task(follow(left.pop(0))))
+                patience = self._settings.quiet if left else None
+                await asyncio.wait(asked, timeout=patience, return_when=FIRST_COMPLETED)
+                for task in [each for each in asked if each.done()]:
+                    asked.remove(task)
+                    follower = task.result()
+                    if follower.error is None:
+                        return follower
+                    error = follower.error
+                    if not isinstance(error, ConnectionClosed | RequestError):
+                        # It is there and cannot be used: another session would show the same.
+                        return error
+            return error
+        finally:
+            for task in asked:
+                task.cancel()
+            for each in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(each, ManifestFollower):
+                    each.stop()  # found in the same instant
 
     async def sessions(self, until: float) -> list[Connection]:
         """Sessions to ask; waits for one if need be.
@@ -170,6 +212,7 @@ class Finder:
     async def _follow(
         self,
         session: Connection,
+        *,
         prefix: Prefix | None,
         namespace: PublicationNamespace,
         until: float,

@@ -22,6 +22,7 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import Moves, retry_seconds
 from kvcs.subscriber.leg import Beside, Leg, Traveller
 from kvcs.subscriber.manifests import RENDEZVOUS_SECONDS, ManifestFollower
+from kvcs.subscriber.patience import Patience
 from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.reception import Reception, Retrieve
 from kvcs.subscriber.requests import may_follow
@@ -77,6 +78,9 @@ class Passage:
         self._closed = False
         self._chance = new_chance()
         self._sent_away = Moves()
+        self._why = ""
+        """Why nobody serves the retrieval, where that is so."""
+        self._patience = Patience(settings.patience, self._given_up)
         self.leg = Leg(self, follower.connection, follower)
         """The current one; over, where `lost`."""
 
@@ -148,7 +152,7 @@ class Passage:
         if self._closed or self._task is not None or self.traveller.is_over:
             return
         self.leg.must_leave = True
-        self.traveller.between()
+        self._interrupted("the peer sent the retrieval away: its publisher may be gone")
         now = asyncio.get_running_loop().time()
         self._move(uri, self._sent_away.pause(now, self._chance))
 
@@ -171,11 +175,12 @@ class Passage:
             return
         if not self.traveller.is_over:
             _log.info("retrieval_interrupted", peer=leg.connection.peer, reason=str(error))
-            self.traveller.between()
+            self._interrupted(str(error))
             self.look()
 
     def settled(self) -> None:
         """Nothing more is wanted: no session is needed any more."""
+        self._patience.stop()
         self._routes.off_change(self.look)
         if self._task is not None:
             self._task.cancel()
@@ -190,6 +195,18 @@ class Passage:
 
     # Inner workings
 
+    def _interrupted(self, why: str) -> None:
+        """Nobody serves the retrieval until the next leg does."""
+        self._why = why
+        self._patience.interrupted(self.traveller.ledger.counters.verified)
+        self.traveller.between()
+
+    def _given_up(self) -> None:
+        seconds = self._settings.patience
+        self.traveller.failed(
+            ConnectionClosed(f"{self._why}; nobody served it again within {seconds:g} s")
+        )
+
     def _move(self, uri: str, pause: float = 0.0) -> None:
         self._task = asyncio.get_running_loop().create_task(self._go_on(uri, pause))
 
@@ -202,7 +219,7 @@ class Passage:
                 self._stirred.clear()
                 error: KvcsError | None
                 try:
-                    error = await self._try(await self._target(uri, tries))
+                    error = await self._try(await self._target(uri, tries), self._answers_in(tries))
                 except KvcsError as exc:
                     if not self._routes.last:
                         raise self._routes.error() from exc
@@ -243,7 +260,15 @@ class Passage:
             usable = others
         return usable[tries % len(usable)]
 
-    async def _try(self, connection: Connection) -> KvcsError | None:
+    def _answers_in(self, tries: int) -> float:
+        """Seconds that a session's answers have: few where there is another one to be tried, so
+        that a slow one does not eat the deadline."""
+        if len(self._routes.usable) < 2:
+            return ANSWER_SECONDS
+        doubled = self._settings.quiet * 2 ** min(tries, MAX_PAUSE_DOUBLINGS)
+        return float(min(ANSWER_SECONDS, doubled))
+
+    async def _try(self, connection: Connection, patience: float) -> KvcsError | None:
         """Take the retrieval up over a session; None where that has replaced the old one."""
         # The publisher may be on its way there too; where there is another relay, that is tried.
         rendezvous = 0.0 if len(self._routes.usable) > 1 else RENDEZVOUS_SECONDS
@@ -253,7 +278,7 @@ class Passage:
         connection.on_goaway(self.look)
         try:
             leg.resume(rendezvous)
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(patience):
                 error = await leg.answer
         except TimeoutError:
             error = RequestError("no answer in time", RequestCode.TIMEOUT)
@@ -271,6 +296,7 @@ class Passage:
         self.moves += 1
         _log.info("retrieval_taken_up", peer=connection.peer, moves=self.moves)
         old.close()
+        self._patience.resumed()
         self.traveller.moved()
         leg.take_over()
         return None

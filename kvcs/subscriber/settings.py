@@ -60,7 +60,12 @@ class SubscriberSettings:
 
     quiet: float = 2.0
     """Silence after which Objects that the manifest lists are asked for, though nothing has told
-    that they are lost."""
+    that they are lost; and after which another session is tried, where there is one."""
+
+    patience: float | None = None
+    """How long a retrieval whose session or publisher is gone waits for either to come back; None
+    waits until its deadline. Then HTTP and the caller's engine have their turn, where there are
+    such, else it fails with `CacheIncomplete`."""
 
     retry_pause: float = 0.05
     """Pause before the second try of a fetch in recovery; doubles up to 16 times itself."""
@@ -82,6 +87,8 @@ class SubscriberSettings:
         ):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0 s, not {getattr(self, name)}")
+        if self.patience is not None and not self.patience > 0:
+            raise UsageError(f"patience must be more than 0 s or None, not {self.patience}")
         for name in ("max_candidates", "probes_at_once"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -14,6 +14,9 @@ from kvcs.moqt.names import MAX_VI64, Location
 FIRST = Location(0, 0)
 LAST = Location(MAX_VI64, MAX_VI64)
 
+MAX_KNOWN_RANGES = 65536
+"""Ranges of Locations whose status is remembered of one Track; beyond them it is unknown."""
+
 
 class Span(NamedTuple):
     """A range of Locations of a track, both ends inclusive."""

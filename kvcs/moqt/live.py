@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcs.moqt.bridge import hold, reset_subgroup
 from kvcs.moqt.errors import MalformedTrack
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.stored import DuplicateObject, Group, StoredObject, Subgroup, arriving, second_copy
@@ -54,7 +55,13 @@ class LiveStream:
             track._insert((stored,))
         subgroup = track._subgroup(header)
         self._join(subgroup)
-        if not stored.live:
+        if location in track.delivered and not stored.live:
+            stored.live = True  # subscriptions had it, before its Group was evicted
+            subgroup.from_start = subgroup.from_start and bool(subgroup.objects)
+        elif not stored.live and track.bridge is not None:
+            track._learn_status(header)
+            track.bridge.came_live(subgroup, stored, self._last)
+        elif not stored.live:
             # New, or known from a FETCH only: subscriptions are owed it (§7).
             last = subgroup.objects[-1] if subgroup.objects else None
             stored.continues = last is None or (
@@ -72,7 +79,10 @@ class LiveStream:
             final = None
             if self._header.end_of_group and self._last is not None:
                 final = self._last.header.object_id
-            self._track._finish(self._opened, final)
+            if self._track.bridge is not None:
+                self._track.bridge.stream_ended(self._opened, final=final)
+            else:
+                self._track._finish(self._opened, final)
 
     def reset(self, code: int) -> None:
         """The stream was reset: a partial Object is dropped, the Subgroup is open-ended."""
@@ -85,9 +95,22 @@ class LiveStream:
         self._leave(subgroup)
         if subgroup.finished or subgroup.streams:
             return  # it is whole, or another publisher still brings it
-        subgroup.reset_code = code
-        for listener in list(self._track.listeners):
-            listener.subgroup_ended(subgroup)
+        if self._track.bridge is not None:
+            self._track.bridge.stream_ended(subgroup, code=code)
+        else:
+            reset_subgroup(self._track, subgroup, code)
+
+    def part(self) -> StoredObject | None:
+        """Its source is gone, and the next one may go on: the Subgroup stays open.
+
+        Returns:
+            The Object of which a part has come, which `kvcs.moqt.bridge.hold` keeps.
+        """
+        current, self._current = self._current, None
+        held = None if current is None else hold(self._track, current)
+        if self._opened is not None:
+            self._leave(self._opened)
+        return held
 
     def _join(self, subgroup: Subgroup) -> None:
         if self._opened is subgroup:

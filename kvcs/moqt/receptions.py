@@ -24,7 +24,7 @@ from kvcs.moqt.properties import (
 )
 from kvcs.moqt.receiving import Expected
 from kvcs.moqt.requests import Kind, Request, State
-from kvcs.moqt.store import DEFAULT_PRIORITY
+from kvcs.moqt.stored import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvcs.errors import StoreFull
+from kvcs.moqt.bridge import Bridge, note_delivered, reset_subgroup
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
-from kvcs.moqt.intervals import FIRST, LAST, LocationSet
+from kvcs.moqt.intervals import FIRST, LAST, MAX_KNOWN_RANGES, LocationSet
 from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import MAX_VI64, FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property, find_property
 from kvcs.moqt.publishable import check_publishable
 from kvcs.moqt.stored import (
+    DEFAULT_PRIORITY,
     UNLIMITED,
     DuplicateObject,
     Group,
@@ -33,12 +35,6 @@ from kvcs.moqt.stored import (
     second_copy,
 )
 from kvcs.moqt.streams import SubgroupHeader
-
-MAX_KNOWN_RANGES = 65536
-"""Ranges of Locations whose status is remembered of one Track; beyond them it is unknown."""
-
-DEFAULT_PRIORITY = 128
-"""Publisher Priority where neither the stream nor the Track names one (§5.1)."""
 
 
 class Track:
@@ -84,6 +80,8 @@ class Track:
             self.known.add(FIRST, LAST)
         self.groups: dict[int, Group] = {}
         self.listeners: list[TrackListener] = []
+        self.delivered = LocationSet()  # what subscriptions got, and was evicted
+        self.bridge: Bridge | None = None  # while its source changes
         self.readers = 0
         """Fetches and fills that are being delivered."""
         self.on_followed: Callable[[], None] | None = None
@@ -276,6 +274,10 @@ class Track:
         else:
             stored = writer
             stored.orphaned = True
+        self.drop_orphan(stored)
+
+    def drop_orphan(self, stored: StoredObject) -> None:
+        """Drop an Object that no stream brings any more, unless it is whole."""
         if stored.orphaned and not stored.followers and not stored.complete:
             self.discard(stored)
 
@@ -339,9 +341,7 @@ class Track:
             for subgroup in group.subgroups.values():
                 if not subgroup.finished and subgroup.reset_code is None:
                     # A FIN must not be invented (§7): what is unfinished ends with a reset.
-                    subgroup.reset_code = StreamCode.CANCELLED
-                    for listener in list(self.listeners):
-                        listener.subgroup_ended(subgroup)
+                    reset_subgroup(self, subgroup, StreamCode.CANCELLED)
         for listener in list(self.listeners):
             listener.track_ended()
         self.wake()
@@ -394,6 +394,7 @@ class Track:
         if group is None:
             return 0
         self._group_ids.remove(group_id)
+        note_delivered(self, group)
         last = MAX_VI64
         if len(self.known) < MAX_KNOWN_RANGES:
             # That nothing lies behind the end of the Group, if so, stays true for ever (§2.1.2).

@@ -9,6 +9,9 @@ from kvcs.errors import StoreFull
 from kvcs.moqt.errors import MalformedTrack
 from kvcs.moqt.objects import ObjectHeader
 
+DEFAULT_PRIORITY = 128
+"""Publisher Priority where neither the stream nor the Track names one (§5.1)."""
+
 OBJECT_BOOKKEEPING_OCTETS = 640
 """What one stored Object costs beside its payload (measured: slots, header, views, index)."""
 

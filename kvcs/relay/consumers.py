@@ -85,6 +85,11 @@ class Consumers:
         if place in self._served:
             self._awake[place] = None
 
+    def sessions(self) -> set[int]:
+        """Sessions that are served, or wait."""
+        waiting = [request.place.session for request in self._waiting]
+        return {place.session for place in self._served} | set(waiting)
+
     # Requests that wait
 
     def unanswered(self) -> list[Waiting]:

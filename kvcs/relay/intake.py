@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvcs.errors import StoreFull
+from kvcs.moqt.bridge import Bridge, hold
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, RangeKind
@@ -37,6 +38,9 @@ class Intake(Protocol):
 
     def ended(self, reset_code: int | None) -> None:
         """The stream ended: with FIN where ``reset_code`` is None."""
+
+    def part(self) -> StoredObject | None:
+        """The stream is gone, and another source goes on: the Object that lacks a part, held."""
 
 
 class Bay:
@@ -121,6 +125,13 @@ class SubgroupIntake:
         else:
             self._live.reset(reset_code)
 
+    def part(self) -> StoredObject | None:
+        """Leave the Subgroup open; see `Intake.part`."""
+        if self._over:
+            return None
+        self._over = True
+        return self._live.part()
+
 
 class RangeIntake:
     """A fetch or fill stream: Objects, and from its gaps what does not exist (§3.2.2).
@@ -133,6 +144,7 @@ class RangeIntake:
         start: first Location that was asked for.
         end: last one, inclusive; nothing is learnt outside.
         held: Groups that came, until their readers have passed them; shared with the caller.
+        bridge: delivers the range to subscriptions too, whose source has changed.
     """
 
     def __init__(
@@ -142,8 +154,10 @@ class RangeIntake:
         start: Location,
         end: Location,
         held: dict[int, Group],
+        bridge: Bridge | None = None,
     ) -> None:
         self._bay = bay
+        self._bridge = bridge
         self._held = held
         self._descending = order is GroupOrder.DESCENDING
         self._start = start
@@ -182,6 +196,9 @@ class RangeIntake:
             self._hold(bay.track.groups[location.group])
         self._pass(location, inclusive=False)
         self._prior = location
+        if self._bridge is not None and self._writer is not None:
+            writer = self._writer
+            self._bridge.take(writer if isinstance(writer, StoredObject) else writer.stored)
 
     def chunk(self, data: memoryview) -> None:
         """Take payload octets.
@@ -221,6 +238,13 @@ class RangeIntake:
             self._bay.track.abandon(self._writer)
             self._writer = None
         self._hold(None)
+
+    def part(self) -> StoredObject | None:
+        """As `ended`, but the partial Object is kept; see `Intake.part`."""
+        writer, self._writer = self._writer, None
+        held = None if writer is None else hold(self._bay.track, writer)
+        self._hold(None)
+        return held
 
     def complete(self, end: Location) -> None:
         """The stream ended with FIN: nothing else exists up to ``end``, both orders alike."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from kvcs.access.permits import Place
 from kvcs.errors import UsageError
 from kvcs.moqt import events
+from kvcs.moqt.bridge import Bridge
 from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import RequestCode, StreamCode
 from kvcs.moqt.intervals import LAST, LocationSet, preceding
@@ -139,11 +140,27 @@ class Retriever:
 
     # Fills of upstream subscriptions
 
-    def begin_fill(self, place: Place, start: Location, now: float) -> Retrieval:
+    def begin_fill(
+        self, place: Place, start: Location, now: float, bridge: Bridge | None = None
+    ) -> Retrieval:
         """A SUBSCRIBE went upstream that asks for everything from ``start``."""
         order = GroupOrder.ASCENDING
         retrieval = Retrieval(start, LAST, order, [], now, now, place=place, fill=True)
+        retrieval.bridge = bridge
         self._active.append(retrieval)
+        return retrieval
+
+    def begin_range(
+        self, start: Location, end: Location, bridge: Bridge, now: float
+    ) -> Retrieval | None:
+        """Get a range that subscriptions lack; None where nobody can be asked."""
+        candidates = self._hub.askable(self._owner.name)
+        if not candidates:
+            return None
+        retrieval = Retrieval(start, end, GroupOrder.ASCENDING, candidates, now, now)
+        retrieval.bridge = bridge
+        self._active.append(retrieval)
+        self._hub.soon(lambda later: self._retry(retrieval, later))
         return retrieval
 
     def fill_accepted(self, fill: Retrieval, largest: Location | None, now: float) -> None:
@@ -176,7 +193,9 @@ class Retriever:
     def stream_opened(self, retrieval: Retrieval, stream_id: int, now: float) -> RangeIntake:
         """The data stream of a retrieval began."""
         start, end = retrieval.asked
-        intake = RangeIntake(self._owner.bay, retrieval.order, start, end, retrieval.held)
+        intake = RangeIntake(
+            self._owner.bay, retrieval.order, start, end, retrieval.held, retrieval.bridge
+        )
         retrieval.intake, retrieval.stream_id = intake, stream_id
         retrieval.progress_at = now
         return intake
@@ -240,6 +259,7 @@ class Retriever:
             self._leave_queue(retrieval)
         for retrieval in [*active, *self._kept]:
             self._end_request(retrieval, now, cancel=code)
+            retrieval.let_partial_go(self._owner.track)
             retrieval.let_go(self._owner.track, all_of_it=True)
         self._kept.clear()
 
@@ -337,7 +357,7 @@ class Retriever:
     def _end_request(self, retrieval: Retrieval, now: float, cancel: int | None = None) -> None:
         """Part a retrieval from the request that it runs as."""
         place, retrieval.place = retrieval.place, None
-        retrieval.close_intake(StreamCode.CANCELLED)
+        retrieval.close_intake(self._owner.track)
         self._owner.forget_stream(place, retrieval.stream_id)
         stream_id, retrieval.stream_id = retrieval.stream_id, None
         retrieval.end_known = retrieval.stream_done = False
@@ -373,8 +393,11 @@ class Retriever:
             retrieval.intake.complete(end)
             self._infer_status(end)
         self._report(retrieval, now, complete)
+        retrieval.close_intake(self._owner.track)
         unknown = retrieval.not_brought(self._owner.track)
-        waiting = any(not reader.closed for reader in retrieval.readers)
+        if retrieval.partial is not None and not retrieval.partial.complete:
+            unknown.add(*[retrieval.partial.header.location] * 2)
+        waiting = retrieval.awaited
         cursor = retrieval.next_cursor(unknown) if complete and waiting else None
         if cursor is not None:
             retrieval.cursor = cursor
@@ -405,6 +428,9 @@ class Retriever:
         self._active.remove(retrieval)
         self._leave_queue(retrieval)
         self._kept.append(retrieval)
+        if retrieval.partial is not None and self._owner.failover.keeps(retrieval.partial):
+            retrieval.partial = None
+        retrieval.let_partial_go(self._owner.track)
         unknown = retrieval.not_brought(self._owner.track).ranges() if told else []
         self.let_go()
         for reader in retrieval.readers:
@@ -414,12 +440,25 @@ class Retriever:
             for start, end in unknown:
                 tried.add(start, end)
             reader.ask_again()
+        if retrieval.bridge is not None:
+            whole = retrieval.end < LAST and not len(retrieval.not_brought(self._owner.track))
+            self._owner.failover.range_over(retrieval, now, whole=whole)
         self._owner.check_idle_soon()
+
+    def drop(self, retrieval: Retrieval, now: float) -> None:
+        """A range that subscriptions wait for is asked for anew, or not needed any more."""
+        retrieval.bridge = None
+        if retrieval in self._active:
+            self._end_request(retrieval, now, cancel=StreamCode.CANCELLED)
+            self._conclude(retrieval, now, told=False)
 
     def _drop(self, retrieval: Retrieval, now: float) -> None:
         """A fill turned out to be empty."""
+        bridge, retrieval.bridge = retrieval.bridge, None
         self._end_request(retrieval, now)
         self._conclude(retrieval, now)
+        if bridge is not None:
+            self._owner.failover.range_over(retrieval, now, whole=True)  # nothing lacks
 
     def _report(self, retrieval: Retrieval, now: float, complete: bool) -> None:
         intake = retrieval.intake

@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING
 from kvcs.access.permits import Place
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import events
+from kvcs.moqt.bridge import finish_open
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.intervals import following
+from kvcs.moqt.intervals import FIRST, LAST, following
 from kvcs.moqt.messages import RequestOk, SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.properties import KeyValues, Property, find_property
+from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.publishing import SubscriptionDelivery
+from kvcs.relay.failover import End
 from kvcs.relay.hub import Hub
 from kvcs.relay.upstream import Retrieval, Upstream
 
 if TYPE_CHECKING:
     from kvcs.relay.tracks import RelayTrack
-
-
-NEW_GROUP_PAUSE = 0.1
-"""Seconds from one NEW_GROUP_REQUEST of a Track to the next."""
 
 
 class Sources:
@@ -43,16 +41,15 @@ class Sources:
         self._hub = hub
         self._owner = owner
         self._upstreams: dict[Place, Upstream] = {}
-        self._new_group: tuple[int, int | None] | None = None
-        """NEW_GROUP_REQUEST that was sent, or soon is, and the largest Group at that time."""
-        self._asking_group = False
-        """Whether one was sent a moment ago, or is about to be."""
         self._untried: list[int] = []
         """Upstreams that are asked if those before them refuse, or take long."""
         self._patient = False
         """Whether upstreams are asked to wait for a publisher."""
         self._refusal: RequestError | None = None
         """What tells most of why upstreams refused: the first that is not that there is nothing."""
+        self._missed_streams = False
+        self.live_from = FIRST
+        """The first Location that was to come live since something flows."""
 
     def __bool__(self) -> bool:
         """Whether there is any, established or not."""
@@ -84,6 +81,10 @@ class Sources:
             up.place.session for up in self._upstreams.values() if up.published or not published
         )
         return list(dict.fromkeys(found))
+
+    def subscriptions(self) -> list[Upstream]:
+        """Those that are Established."""
+        return [upstream for upstream in self._upstreams.values() if upstream.established]
 
     def find(self, place: Place) -> Upstream | None:
         """The upstream subscription of a request."""
@@ -138,6 +139,9 @@ class Sources:
 
     def _nobody_has_it(self, error: RequestError, now: float) -> None:
         """Every upstream has refused: who waits for a publisher to come waits there."""
+        if self._owner.failover.asking:
+            self._owner.failover.fail(now)
+            return
         consumers = self._owner.consumers
         patience = consumers.refuse_impatient(error, now)
         if patience <= 0 or self._patient:
@@ -158,13 +162,17 @@ class Sources:
             session = self._hub.session(place.session)
             if session is not None:
                 session.requester.cancel(place.request_id, StreamCode.CANCELLED)
-            self._end_fill(other, now)
+            self.end_fill(other, now)
 
-    def _end_fill(self, upstream: Upstream, now: float) -> None:
+    def end_fill(self, upstream: Upstream, now: float) -> None:
+        """A subscription is over that was asked for a fill; what lacks comes by FETCH."""
         fill: Retrieval | None
         fill, upstream.fill = upstream.fill, None
         if fill is not None and fill.place == upstream.place:
-            self._owner.retriever.failed(fill, now)
+            if fill.bridge is not None:
+                self._owner.retriever.drop(fill, now)  # the next source is asked for it
+            else:
+                self._owner.retriever.failed(fill, now)
 
     def _subscribe(
         self,
@@ -180,7 +188,11 @@ class Sources:
         session = self._hub.session(key)
         if session is None or key in self.sessions():
             return None
-        fill_start = owner.consumers.fill_start() if fill else None
+        bridge = owner.failover.bridge
+        if bridge is not None:
+            fill_start = owner.failover.missing
+        else:
+            fill_start = owner.consumers.fill_start() if fill else None
         parameters = self._parameters(fill_start)
         if patience > 0:
             parameters = parameters.replace(rendezvous_timeout=max(1, round(patience * 1000)))
@@ -194,7 +206,7 @@ class Sources:
         stats.upstream_subscriptions += 1
         if fill_start is not None:
             stats.upstream_fills += 1
-            upstream.fill = owner.retriever.begin_fill(upstream.place, fill_start, now)
+            upstream.fill = owner.retriever.begin_fill(upstream.place, fill_start, now, bridge)
         return upstream
 
     def _parameters(self, fill_start: Location | None) -> Parameters:
@@ -238,8 +250,10 @@ class Sources:
         if known is not None and largest is not None and largest > known:
             if self.established:
                 upstream.before = known, largest  # the others bring it, or leave
-            else:
+            elif not owner.failover.asking:
                 self._go_on_anew()
+        if not self.flowing and not owner.failover.asking:
+            self.live_from = FIRST if largest is None else following(largest) or LAST
         upstream.established = True
         self._keep_alone(upstream, now)
         owner.take_properties(properties)
@@ -247,54 +261,13 @@ class Sources:
             owner.track.reopen()
         if largest is not None:
             owner.track.note_largest(largest)
+        if owner.failover.asking:
+            owner.failover.accepted(upstream, now)
         if upstream.fill is not None:
             owner.retriever.fill_accepted(upstream.fill, largest, now)
         if upstream.flowing:
             owner.consumers.answer_waiting(now)
         owner.check_idle_soon()
-
-    def ask_new_group(self, parameters: Parameters) -> None:
-        """Hand a NEW_GROUP_REQUEST on, unless an equal or larger one is outstanding (§7)."""
-        value: int | None = parameters.get(ParameterType.NEW_GROUP_REQUEST)
-        track = self._owner.track
-        if value is None or find_property(track.properties, Property.DYNAMIC_GROUPS) != 1:
-            return
-        largest = None if track.largest is None else track.largest.group
-        if value and largest is not None and value <= largest:
-            return  # there is such a Group already
-        if self._new_group is not None and self._new_group[1] == largest:
-            if self._new_group[0] >= value:
-                return
-        self._new_group = (value, largest)
-        if not self._asking_group:
-            self._asking_group = True
-            self._hub.soon(self._request_group)
-
-    def _request_group(self, now: float) -> None:
-        """Hand on what was asked last; what is asked soon after waits, however many ask.
-
-        Too many updates in a time would have the publisher end the subscription of everybody.
-        """
-        assert self._new_group is not None
-        value, _ = self._new_group
-        for place, upstream in self._upstreams.items():
-            session = self._hub.session(place.session)
-            if session is None or not upstream.established:
-                continue
-            try:
-                asked = Parameters.of(new_group_request=value)
-                session.requester.update(place.request_id, asked)
-            except UsageError:
-                continue  # it has ended, or has many updates to answer
-
-        asked_then = self._new_group
-
-        def look(later: float) -> None:
-            self._asking_group = self._new_group != asked_then
-            if self._asking_group:
-                self._request_group(later)
-
-        self._hub.at(now + NEW_GROUP_PAUSE, look)
 
     # Pausing what was published
 
@@ -338,6 +311,9 @@ class Sources:
         largest = event.reply.parameters.get(ParameterType.LARGEST_OBJECT)
         if largest is not None:
             self._owner.track.note_largest(largest)
+        if upstream.asked and not self.flowing:
+            largest = self._owner.track.largest
+            self.live_from = FIRST if largest is None else following(largest) or LAST
         upstream.forward = upstream.asked
         if upstream.forward != upstream.wanted:
             self._steer(upstream, forward=upstream.wanted, now=now)
@@ -380,6 +356,7 @@ class Sources:
 
     def _streams_missed(self) -> None:
         """Streams from upstream never came: who follows the Track may lack what was on them."""
+        self._missed_streams = True
         for listener in self._owner.track.listeners:
             if isinstance(listener, SubscriptionDelivery):
                 listener.streams_missed = True
@@ -400,6 +377,11 @@ class Sources:
                 listener.host.subscription_failed(
                     listener, PublishDoneCode.GOING_AWAY, "a publisher was lost"
                 )
+
+    def end_subgroups(self, status: int) -> None:
+        """End what no stream brings any more: where the Track has ended, that was all of it."""
+        if status == PublishDoneCode.TRACK_ENDED and not self._missed_streams:
+            finish_open(self._owner.track)
 
     def session_lost(self, key: int, now: float) -> None:
         """A session is gone, and what came from it.
@@ -444,9 +426,12 @@ class Sources:
         if self._upstreams.pop(upstream.place, None) is None:
             return
         self._hub.unbind(upstream.place)
+        if upstream.flowing and (not self.established or self._lacks_what_was_before()):
+            if owner.failover.goes_on(upstream, End(status, reason, error), now):
+                return
         owner.forget_streams(upstream)
         upstream.close_streams(code)
-        self._end_fill(upstream, now)
+        self.end_fill(upstream, now)
         if status == PublishDoneCode.TRACK_ENDED:
             owner.finished_by(upstream.place.session)
         if upstream.tried and not upstream.established and not self.established:
@@ -472,6 +457,7 @@ class Sources:
         if upstream.established:
             if status != PublishDoneCode.TRACK_ENDED and owner.whole:
                 status, reason = PublishDoneCode.TRACK_ENDED, ""  # nothing of it can be missing
+            self.end_subgroups(status)
             owner.track.end(status, reason)
         owner.consumers.publication_over(error)
         owner.check_idle(now)

@@ -98,6 +98,12 @@ class RelayStats:
     upstream_fetches: int = 0
     """FETCHes sent upstream."""
 
+    failovers: int = 0
+    """Tracks that lost their upstream and went on from another one, subscriptions and all."""
+
+    failovers_failed: int = 0
+    """Those that ended, since no other upstream had what was missing."""
+
     objects_in: int = 0
     """Objects whose payload arrived whole."""
 

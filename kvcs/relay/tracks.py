@@ -22,8 +22,10 @@ from kvcs.moqt.publishing import location_filter
 from kvcs.moqt.store import Track
 from kvcs.relay.cache import CachedTrack
 from kvcs.relay.consumers import Consumers
+from kvcs.relay.failover import Failover
 from kvcs.relay.hub import Hub
 from kvcs.relay.intake import Bay, Intake
+from kvcs.relay.new_groups import NewGroups
 from kvcs.relay.retrieving import Retriever
 from kvcs.relay.sources import Sources
 from kvcs.relay.upstream import Ask, Retrieval, Upstream, Waiting
@@ -49,6 +51,8 @@ class RelayTrack:
         self.retriever = Retriever(hub, self)
         self.consumers = Consumers(hub, self)
         self.sources = Sources(hub, self)
+        self.failover = Failover(hub, self)
+        self.new_groups = NewGroups(hub, self)
         self._streams: dict[StreamKey, tuple[Intake, Upstream | Retrieval]] = {}
         self.caused_by: int | None = None
         """The session that wanted it first, when it was asked for elsewhere last."""
@@ -96,7 +100,7 @@ class RelayTrack:
             self.check_idle_soon()
             return
         if request.ask is Ask.SUBSCRIBE and sources.established:
-            sources.ask_new_group(request.parameters)
+            self.new_groups.ask(request.parameters)
         forwards = consumers.forwards(request)
         if sources.flowing or (sources.established and not forwards):
             if forwards:
@@ -171,7 +175,7 @@ class RelayTrack:
     def downstream_event(self, place: Place, event: events.Event, now: float) -> None:
         """An event of a subscription that is served from here."""
         if isinstance(event, events.SubscriptionUpdated):
-            self.sources.ask_new_group(event.parameters)
+            self.new_groups.ask(event.parameters)
             self.consumers.updated(place)
             self.check_idle_soon()
         elif isinstance(event, events.RequestRefused | events.RequestCancelled):
@@ -342,8 +346,6 @@ class RelayTrack:
     ) -> None:
         del self._streams[key, event.stream_id]
         if isinstance(owner, Retrieval):
-            if event.reset_code is not None:
-                intake.ended(event.reset_code)
             self.retriever.stream_ended(owner, event.reset_code, now)
         else:
             owner.streams.pop(event.stream_id, None)
@@ -400,6 +402,7 @@ class RelayTrack:
         self.check_idle(now)
 
     def _cancel_upstreams(self, code: int, now: float, *, published: bool) -> None:
+        self.failover.abort(now)
         self.retriever.cancel(code, now)
         self.sources.cancel(code, published=published)
 
@@ -442,6 +445,7 @@ class RelayTrack:
                 self._cancel_upstreams(StreamCode.CANCELLED, now, published=False)
         if self.track.followed:
             return  # by subscriptions that are paused
+        self.failover.abort(now)
         self.retriever.cancel(StreamCode.CANCELLED, now)
         self.consumers.release()
         if not self.sources:

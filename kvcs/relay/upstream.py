@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvcs.access.permits import Place
+from kvcs.moqt.bridge import Bridge, let_go
 from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import LocationSet, following
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Group
+from kvcs.moqt.stored import Group, StoredObject
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
 from kvcs.relay.timers import Callback, Timer
@@ -119,6 +120,12 @@ class Retrieval:
     """FETCHes of one Group that were made."""
 
     retries: int = 0
+    bridge: Bridge | None = None
+    """Delivers the range to subscriptions whose source has changed; see `Failover`."""
+
+    partial: StoredObject | None = None
+    """An Object of which a part has come, kept for the session that is asked next."""
+
     objects: int = 0
     octets: int = 0
 
@@ -128,8 +135,13 @@ class Retrieval:
 
     @property
     def wanted(self) -> bool:
-        """Whether a reader waits for it, or may still join it."""
-        return not self.readers or any(not reader.closed for reader in self.readers)
+        """Whether somebody waits for it, or may still join it."""
+        return not self.readers or self.awaited
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a reader or subscriptions wait for it."""
+        return self.bridge is not None or any(not reader.closed for reader in self.readers)
 
     def join(self, reader: RangeSender) -> None:
         """Let a reader wait for the range."""
@@ -172,13 +184,22 @@ class Retrieval:
             return None
         return next((max(first, behind) for first, last in unknown.ranges() if last > end), None)
 
-    def close_intake(self, code: int | None) -> None:
-        """End the data stream that brings the range, if there is one."""
+    def close_intake(self, track: Track) -> None:
+        """End the data stream that brings the range, if there is one; a partial Object is kept."""
         if self.intake is not None:
-            self.intake.ended(code)
+            partial = self.intake.part()
+            if partial is not None:
+                self.let_partial_go(track)
+                self.partial = partial
             self.objects += self.intake.objects
             self.octets += self.intake.octets
             self.intake = None
+
+    def let_partial_go(self, track: Track) -> None:
+        """Nobody is asked for the rest of an Object."""
+        partial, self.partial = self.partial, None
+        if partial is not None:
+            let_go(track, partial)
 
     def let_go(self, track: Track, *, all_of_it: bool = False) -> None:
         """Unmark Groups that every reader has passed; they may be evicted like others."""
@@ -260,6 +281,12 @@ class Upstream:
         """A subgroup stream of the subscription began."""
         intake = self.streams[stream_id] = SubgroupIntake(bay, header)
         return intake
+
+    def part_streams(self) -> list[StoredObject]:
+        """The publisher is gone and another one goes on; returns partial Objects, held."""
+        streams, self.streams = self.streams, {}
+        parted = [intake.part() for intake in streams.values()]
+        return [stored for stored in parted if stored is not None]
 
     def close_streams(self, code: int) -> None:
         """The publisher is gone: what is open ends as it would with a reset."""

@@ -33,7 +33,7 @@ from kvcs.moqt.objects import (
     RangeMarked,
 )
 from kvcs.moqt.parameters import ParameterType
-from kvcs.moqt.store import DEFAULT_PRIORITY
+from kvcs.moqt.stored import DEFAULT_PRIORITY
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.replies import refusal

@@ -14,8 +14,8 @@ from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.store import Track
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.relay.new_groups import NEW_GROUP_PAUSE
 from kvcs.relay.settings import RelayLimits
-from kvcs.relay.sources import NEW_GROUP_PAUSE
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.residue import residue

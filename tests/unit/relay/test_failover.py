@@ -1,0 +1,411 @@
+"""A Track whose upstream is gone goes on from another one, on the same subscription (MOQT §7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from kvcs.errors import RequestError
+from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
+from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.live import LiveStream
+from kvcs.moqt.names import Location
+from kvcs.moqt.objects import ObjectHeader
+from kvcs.moqt.parameters import ParameterType
+from kvcs.moqt.store import Track
+from kvcs.moqt.stored import DuplicateObject, StoredObject
+from kvcs.moqt.streams import SubgroupHeader
+from kvcs.relay.settings import RelayLimits
+from kvcs.testing.actors import ConsumerPeer, PublisherPeer
+from kvcs.testing.hub import Hub
+from kvcs.testing.tracks import end_track, payload, put_group
+from tests.unit.relay.chains import OBJECTS, A, B, C, locations
+
+OCTETS = 40
+"""Octets of an Object that comes in two parts."""
+
+
+class Streaming:
+    """Publishes Objects in parts; the same steps give the same Track at another publisher."""
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self._streams: dict[tuple[int, int], LiveStream] = {}
+        self._writers: dict[Location, StoredObject | DuplicateObject] = {}
+
+    def open(self, group: int, subgroup: int = 0) -> None:
+        header = SubgroupHeader(
+            track_alias=0,
+            group_id=group,
+            subgroup_id=subgroup,
+            publisher_priority=0,
+            end_of_group=False,
+            first_object=True,
+            has_properties=False,
+        )
+        self._streams[group, subgroup] = self.track.open_stream(header)
+
+    def begin(self, group: int, object_id: int, subgroup: int = 0) -> None:
+        location = Location(group, object_id)
+        header = ObjectHeader(group, object_id, subgroup, 0, payload_length=OCTETS)
+        self._writers[location] = self._streams[group, subgroup].begin(header, 0.0)
+        self._write(location, slice(0, OCTETS // 2))
+
+    def complete(self, group: int, object_id: int) -> None:
+        self._write(Location(group, object_id), slice(OCTETS // 2, OCTETS))
+
+    def finish(self, group: int, subgroup: int = 0) -> None:
+        self._streams.pop((group, subgroup)).finish()
+
+    def _write(self, location: Location, part: slice) -> None:
+        self._writers[location].write(memoryview(payload(location, OCTETS))[part])
+
+
+class World:
+    """Two relays that have the Track, one below both, and a consumer there."""
+
+    def __init__(self, limits: RelayLimits | None = None) -> None:
+        self.uppers = [Hub(relay_id=A), Hub(relay_id=C)]
+        self.lower = Hub(limits, relay_id=B)
+        self.links = [self.lower.link(upper, rank) for rank, upper in enumerate(self.uppers)]
+        self.producers = [PublisherPeer(upper) for upper in self.uppers]
+        self.tracks = [producer.track() for producer in self.producers]
+        self.streaming = [Streaming(track) for track in self.tracks]
+        self.consumer = ConsumerPeer(self.lower)
+
+    def put_group(self, group: int) -> None:
+        for track in self.tracks:
+            put_group(track, group, OBJECTS)
+        self.lower.run()
+
+    def lose(self, which: int = 0) -> None:
+        """The session with an upstream is lost."""
+        self.uppers[which].disconnect(self.links[which])
+        self.lower.run()
+
+    @property
+    def stats(self) -> tuple[int, int]:
+        return self.lower.core.stats.failovers, self.lower.core.stats.failovers_failed
+
+
+def test_the_same_subscription_goes_on_from_the_next_upstream() -> None:
+    world = World()
+    request = world.consumer.subscribe()
+    world.put_group(0)
+    put_group(world.tracks[1], 1, OBJECTS)  # the first upstream never has it
+    world.lower.run()
+    world.lose()
+    put_group(world.tracks[1], 2, OBJECTS)
+    end_track(world.tracks[1], 3)
+    world.lower.run()
+    world.lower.advance(1.0)
+    assert world.consumer.locations(request) == locations(range(3))
+    ended = world.consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.TRACK_ENDED
+    assert ended.every_stream_seen
+    assert set(world.consumer.stream_ends(request)) == {None}  # each with FIN
+    (asked,) = world.producers[1].subscribes
+    fill = asked.parameters.get(ParameterType.FILL_PARAMETERS)
+    # From the first Location that is not at the lower relay, not from the beginning.
+    start = fill.get(ParameterType.LOCATION_FILTER)
+    assert start == LocationFilter.absolute_start(1, 0)
+    assert world.stats == (1, 0)
+    assert len(world.lower.core._tracks) == 0 or not world.lower.core._timers.next()
+
+
+def test_an_object_of_which_a_part_has_come_is_continued_on_its_stream() -> None:
+    world = World()
+    request = world.consumer.subscribe()
+    for streaming in world.streaming:
+        streaming.open(0)
+        streaming.begin(0, 0)
+        streaming.complete(0, 0)
+        streaming.begin(0, 1)
+    world.lower.run()
+    world.lose()
+    streaming = world.streaming[1]
+    streaming.complete(0, 1)
+    streaming.begin(0, 2)
+    streaming.complete(0, 2)
+    streaming.finish(0)
+    world.lower.run()
+    objects = world.consumer.objects(request)
+    assert [item.header.location for item in objects] == locations(range(1))
+    assert len({item.stream_id for item in objects}) == 1
+    assert all(bytes(item.payload) == payload(item.header.location, OCTETS) for item in objects)
+    assert world.consumer.stream_ends(request) == [None]
+
+
+def test_the_part_is_continued_also_by_an_upstream_that_lags() -> None:
+    world = World()
+    first, second = world.streaming
+    first.open(0)
+    second.open(0)
+    request = world.consumer.subscribe()
+    for item in range(2):
+        first.begin(0, item)
+        first.complete(0, item)
+    first.begin(0, 2)
+    second.begin(0, 0)
+    second.complete(0, 0)
+    world.lower.run()
+    world.lose()
+    for item in range(1, 3):
+        second.begin(0, item)
+        second.complete(0, item)
+        world.lower.run()
+    second.finish(0)
+    world.lower.run()
+    objects = world.consumer.objects(request)
+    assert [item.header.location for item in objects] == locations(range(1))
+    assert len({item.stream_id for item in objects}) == 1
+    assert world.consumer.stream_ends(request) == [None]
+
+
+@pytest.mark.parametrize("refused", ["nothing", "refused", "silent"])
+def test_where_no_other_upstream_has_it_the_subscription_ends(refused: str) -> None:
+    world = World()
+    if refused == "nothing":
+        world.lose(1)
+    world.producers[1].refusal = RequestError("no", RequestCode.UNAUTHORIZED)
+    world.producers[1].silent = refused == "silent"
+    request = world.consumer.subscribe()
+    put_group(world.tracks[0], 0, OBJECTS)
+    world.streaming[0].open(1)
+    world.streaming[0].begin(1, 0)
+    world.lower.run()
+    world.lose()
+    world.lower.advance(world.lower.core.limits.upstream_wait + 1.0)
+    ended = world.consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
+    assert world.consumer.locations(request) == locations(range(1))
+    # What was cut is reset: a FIN is not invented.
+    assert world.consumer.stream_ends(request) == [None, StreamCode.INTERNAL_ERROR]
+    assert world.stats == (0, int(refused != "nothing"))
+    world.lower.advance(60.0)
+    assert len(world.lower.core._tracks) == 0
+
+
+def test_a_next_upstream_that_lacks_something_is_not_taken_for_whole() -> None:
+    """The fill has a hole that nobody can close: the subscription ends as it did without all this,
+    and what lacks is not passed over without a word."""
+    world = World()
+    request = world.consumer.subscribe()
+    world.put_group(0)
+    late = ConsumerPeer(world.uppers[1])
+    late.subscribe()
+    for group in (1, 2):
+        put_group(world.tracks[1], group, OBJECTS)
+    world.lower.run()
+    cached = world.uppers[1].core.cache.get(world.tracks[1].name)
+    assert cached is not None
+    cached.track.evict_group(1)
+    producer = world.producers[1]
+    producer.before_answer = lambda event: setattr(
+        producer, "refusal", RequestError("no", RequestCode.UNAUTHORIZED)
+    )
+    world.lose()
+    world.lower.advance(15.0)
+    ended = world.consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
+    assert world.stats == (1, 1)
+
+
+def test_the_second_upstream_may_be_lost_as_well() -> None:
+    world = World()
+    third = Hub(relay_id=b"D" * 16)
+    world.uppers.append(third)
+    world.links.append(world.lower.link(third, 2))
+    world.producers.append(PublisherPeer(third))
+    world.tracks.append(world.producers[2].track())
+    request = world.consumer.subscribe()
+    for which in range(3):
+        world.put_group(2 * which)
+        put_group(world.tracks[2], 2 * which + 1, OBJECTS)
+        for track in world.tracks[:2]:
+            put_group(track, 2 * which + 1, OBJECTS)
+        if which < 2:
+            world.lose(which)
+        world.lower.run()
+    assert world.consumer.locations(request) == locations(range(6))
+    assert world.consumer.done(request) is None
+    assert world.stats == (2, 0)
+
+
+def test_upstreams_that_accept_and_end_in_turns_do_not_keep_it_busy() -> None:
+    world = World()
+    request = world.consumer.subscribe()
+    world.put_group(0)
+    for _ in range(10):
+        for producer in world.producers:
+            for event in producer.subscribes:
+                responder = producer.end.core.responder
+                responder.end_subscription(event.request_id, PublishDoneCode.GOING_AWAY)
+        world.lower.advance(0.5)
+    ended = world.consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
+    assert world.lower.core.stats.upstream_subscriptions == 2
+
+
+def test_nobody_is_asked_where_nobody_follows() -> None:
+    world = World()
+    fetched = world.consumer.subscribe()
+    world.put_group(0)
+    world.consumer.cancel(fetched)
+    world.lose()
+    assert world.lower.core.stats.upstream_subscriptions == 1
+    assert world.stats == (0, 0)
+
+
+def test_a_lost_publisher_is_replaced_by_an_upstream() -> None:
+    """What was announced here is asked of upstreams once its publisher is gone."""
+    upper, lower = Hub(relay_id=A), Hub(relay_id=B)
+    lower.link(upper)
+    here, there = PublisherPeer(lower), PublisherPeer(upper)
+    tracks = [here.track(), there.track()]
+    consumer = ConsumerPeer(lower)
+    request = consumer.subscribe()
+    for track in tracks:
+        put_group(track, 0, OBJECTS)
+    lower.run()
+    here.vanish()
+    put_group(tracks[1], 1, OBJECTS)
+    lower.run()
+    assert consumer.locations(request) == locations(range(2))
+    assert consumer.done(request) is None
+
+
+def test_what_was_evicted_is_not_delivered_again() -> None:
+    world = World()
+    request = world.consumer.subscribe()
+    for group in range(3):
+        put_group(world.tracks[0], group, OBJECTS)
+        world.lower.run()
+    entry = world.lower.core.cache.get(world.tracks[0].name)
+    assert entry is not None
+    entry.track.evict_group(0)
+    entry.track.evict_group(1)
+    world.lose()  # the next upstream has nothing yet
+    world.lower.run()
+    for group in range(4):
+        put_group(world.tracks[1], group, OBJECTS)
+        world.lower.run()
+    assert world.consumer.locations(request) == locations(range(4))
+    assert world.consumer.done(request) is None
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_a_fetch_that_is_cut_inside_an_object_goes_on(fill: bool) -> None:
+    """The stream of the consumer's fill or FETCH is not reset; the Object comes once, whole."""
+    world = World()
+    for streaming in world.streaming:
+        streaming.open(0)
+        for item in range(3):
+            streaming.begin(0, item)
+            streaming.complete(0, item)
+        streaming.finish(0)
+    world.uppers[0].piece = 16
+    consumer = world.consumer
+    request = consumer.subscribe(run=False) if fill else consumer.fetch(run=False)
+
+    steps = 0
+    original = world.lower.core.event
+
+    def event(key: int, event: object, now: float) -> None:
+        nonlocal steps
+        original(key, event, now)  # type: ignore[arg-type]
+        entry = world.lower.core.cache.get(world.tracks[0].name)
+        stored = None if entry is None else entry.track.get(Location(0, 1))
+        if not steps and stored is not None and 0 < stored.received < OCTETS:
+            steps += 1
+            world.uppers[0].disconnect(world.links[0])
+
+    world.lower.core.event = event  # type: ignore[method-assign]
+    world.lower.run()
+    assert steps == 1
+    objects = consumer.objects(request)
+    assert [item.header.location for item in objects] == locations(range(1))
+    assert len({item.stream_id for item in objects}) == 1
+    assert all(bytes(item.payload) == payload(item.header.location, OCTETS) for item in objects)
+    assert None in consumer.stream_ends(request)
+
+
+Step = tuple[str, int, int, int]
+
+
+def plan(chance: Random) -> Iterator[Step]:
+    """Steps of a publisher: Groups of one or two Subgroups, Objects in two parts."""
+    for group in range(chance.randrange(2, 5)):
+        subgroups = chance.randrange(1, 3)
+        for subgroup in range(subgroups):
+            yield "open", group, 0, subgroup
+        for item in range(chance.randrange(1, 6)):
+            yield "begin", group, item, item % subgroups
+            yield "complete", group, item, 0
+        for subgroup in range(subgroups):
+            yield "finish", group, 0, subgroup
+
+
+def play(streaming: Streaming, step: Step) -> None:
+    what, group, item, subgroup = step
+    if what == "open":
+        streaming.open(group, subgroup)
+    elif what == "begin":
+        streaming.begin(group, item, subgroup)
+    elif what == "complete":
+        streaming.complete(group, item)
+    else:
+        streaming.finish(group, subgroup)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whenever_an_upstream_is_lost_each_object_comes_once(seed: int) -> None:
+    chance = Random(seed)
+    world = World()
+    for hub in (*world.uppers, world.lower):
+        hub.piece = chance.choice([7, 64, 1 << 20])
+    steps = list(plan(chance))
+    positions, end = [0, 0], len(steps)
+    lost_at = chance.randrange(end)
+    joined_at = chance.randrange(lost_at + 1)
+    request: int | None = None
+    consumer = world.consumer
+    while positions != [end, end]:
+        which = chance.choice([index for index in range(2) if positions[index] < end])
+        play(world.streaming[which], steps[positions[which]])
+        positions[which] += 1
+        if request is None and positions[0] > joined_at:
+            request = consumer.subscribe(run=False)
+        if chance.random() < 0.7:
+            world.lower.run()
+        if not world.links[0].lost and positions[0] > lost_at:
+            world.lose()
+    for track in world.tracks:
+        track.end()
+    world.lower.run()
+    world.lower.advance(3.0)
+    assert request is not None
+    wanted = {Location(group, item) for what, group, item, _ in steps if what == "begin"}
+    got = Counter(item.header.location for item in consumer.objects(request))
+    if set(got) != wanted:
+        # The fill asked for what the next upstream had not got yet, and says so.
+        marks = [mark.location for mark in consumer.markers(request)]
+        assert marks and max(marks) >= max(wanted - set(got))
+        again = consumer.fetch(chosen=LocationFilter.between(Location(0, 0), max(marks)))
+        late = [item.header.location for item in consumer.objects(again)]
+        got.update(location for location in late if location not in got)
+    assert got == Counter(wanted)
+    for location, octets in consumer.contents().items():
+        assert octets == payload(location, OCTETS)
+    ended = consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.TRACK_ENDED
+    assert ended.every_stream_seen
+    assert world.stats in ((1, 0), (0, 0))  # it may be lost before it has answered
+    world.lower.advance(60.0)
+    assert len(world.lower.core._tracks) == 0
+    entry = world.lower.core.cache.get(world.tracks[0].name)
+    if entry is not None:
+        assert not any(group.arriving or group.wanted for group in entry.track.groups.values())

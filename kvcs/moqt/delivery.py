@@ -202,7 +202,8 @@ class SubgroupSender(ObjectSender):
                 if stored.failed:
                     if self._index + 1 < len(subgroup.objects):
                         self.continues_at = self._index + 1
-                    return Piece(data, reset=StreamCode.INTERNAL_ERROR)
+                    code = subgroup.reset_code
+                    return Piece(data, reset=StreamCode.INTERNAL_ERROR if code is None else code)
                 if self._offset == stored.received:
                     stored.watch(self)
                 return Piece(data) if data else None
@@ -325,6 +326,7 @@ class RangeSender(ObjectSender):
         """With the Group, the place of the next Object; the first may go at once to learn it."""
         self.asked_at = 0.0
         """When `UnknownHandler` was asked last, in the caller's clock."""
+        self._moved_at = 0.0
         self._asked: UnknownRun | None = None
         self._give_up: RangeKind | None = None
         self._failure: int | None = None
@@ -361,6 +363,11 @@ class RangeSender(ObjectSender):
     def group_order(self) -> GroupOrder:
         """Order of the Groups on the stream."""
         return self._group_order
+
+    @property
+    def moved_at(self) -> float:
+        """When it handed something over last, or asked for more, in the caller's clock."""
+        return max(self._moved_at, self.asked_at)
 
     def waited(self, now: float) -> float:
         """Seconds in all that this waited for runs that were looked up (FILL_TIMEOUT, §9.20)."""
@@ -417,6 +424,7 @@ class RangeSender(ObjectSender):
             before = self._offset
             self._offset = self._payload(stored, before, limit, data)
             limit -= self._offset - before
+            self._moved_at = now
             if self._offset < stored.header.payload_length:
                 if stored.failed:
                     return Piece(data, reset=StreamCode.INTERNAL_ERROR)

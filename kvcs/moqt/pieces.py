@@ -38,6 +38,9 @@ class Host(Protocol):
     def unschedule(self, sendable: ObjectSender) -> None:
         """``sendable`` will send nothing more."""
 
+    def reset_sender(self, sender: ObjectSender, code: int) -> None:
+        """Reset the sender's stream, if it is open, and close the sender."""
+
 
 def passes(filters: RangeFilters, header: ObjectHeader, default_priority: int) -> bool:
     """Whether an Object passes the range filters (§3.3); status Objects always do."""

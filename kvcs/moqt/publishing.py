@@ -40,9 +40,6 @@ first, so that the Largest Object in its answer is where the delivery begins."""
 class SubscriptionHost(Host, Protocol):
     """What a session offers to the subscriptions that it serves."""
 
-    def reset_sender(self, sender: ObjectSender, code: int) -> None:
-        """Reset the sender's stream, if it is open, and close the sender."""
-
     def at(self, when: float, callback: Callable[[float], None]) -> None:
         """Call ``callback`` with the time, at ``when`` or soon after."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from math import inf, nextafter
+from typing import Protocol
 
 from kvcs.errors import RequestError, StoreFull
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, RequestCode
@@ -48,6 +49,24 @@ class _Need(IntEnum):
 
     READ = 2
     """Somebody waits for it and has not read it."""
+
+
+class Ranked(Protocol):
+    """Something that comes in."""
+
+    @property
+    def priority(self) -> int:
+        """Publisher Priority: the lower, the more it counts."""
+
+
+class Relief(Protocol):
+    """Gives up what keeps room from being made; see `kvcs.relay.pressure`."""
+
+    def unpin(self, octets: int, now: float) -> bool:
+        """Reset readers that take nothing, until ``octets`` are not kept for any."""
+
+    def preempt(self, octets: int, priority: int) -> bool:
+        """Stop what arrives with a lower priority, until it keeps ``octets`` less."""
 
 
 class CachedTrack:
@@ -124,6 +143,12 @@ class RelayCache:
         self._let_go = let_go
         self.spare_wanted = False
         """Whether what somebody waits for must stay, whatever is to come in."""
+        self.now = 0.0
+        """When something came last, in the caller's clock."""
+        self.taking: Ranked | None = None
+        """The Subgroup from upstream that comes in, while one does."""
+        self.pressure: Relief | None = None
+        """What gives way where nothing can leave."""
         self._stats = stats
         self.shelf: Shelf | None = None
         """Where Groups go that leave to make room."""
@@ -320,15 +345,35 @@ class RelayCache:
         goal = max(octets, self.budget.limit // EVICTION_SHARE)
         freed = 0
         for need in _Need:
-            if need is _Need.READ and self.spare_wanted:
-                return
-            for _, name, group_id in sorted(self._evictable(need)):
-                if freed >= goal:
-                    break
-                freed += self._evict(name, group_id)
+            if need is _Need.READ:
+                if self.spare_wanted:
+                    return
+                freed += self._unpin(octets - freed)
+            freed += self._drop_groups(need, goal - freed)
             if freed >= octets:
                 return
             goal = octets
+        relief, taking = self.pressure, self.taking
+        if relief is not None and taking is not None:
+            if relief.preempt(octets - freed, taking.priority):
+                self._drop_groups(_Need.READ, octets - freed)
+
+    def _unpin(self, octets: int) -> int:
+        """Let readers that take nothing go; returns the octets that were freed by it."""
+        if self.pressure is None or octets <= 0 or not self.pressure.unpin(octets, self.now):
+            return 0
+        if self._let_go is not None:
+            self._let_go()
+        return self._drop_groups(_Need.NEWEST, octets)
+
+    def _drop_groups(self, need: _Need, octets: int) -> int:
+        """Evict Groups until ``octets`` are free or nothing is left that may go; returns them."""
+        freed = 0
+        for _, name, group_id in sorted(self._evictable(need)):
+            if freed >= octets:
+                break
+            freed += self._evict(name, group_id)
+        return freed
 
     def _evict(self, name: FullTrackName, group_id: int) -> int:
         entry = self._entries.get(name)

@@ -29,6 +29,7 @@ from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
 from kvcs.relay.directory import Directory
 from kvcs.relay.enforcing import Enforcer
 from kvcs.relay.peers import Peer
+from kvcs.relay.pressure import Pressure
 from kvcs.relay.routing import Routing
 from kvcs.relay.scopes import SHARES, Scopes
 from kvcs.relay.sessions import Sessions
@@ -71,6 +72,7 @@ class RelayCore(Sessions):
         self._on_wake = on_wake
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._tracks = Directory()
+        self.cache.pressure = Pressure(self, self._tracks)
         self.relay_id = relay_id
         self._upstreams = Upstreams(self, relay_id, self._heard)
         self._routing = Routing(self, self._tracks.below, self._upstreams)

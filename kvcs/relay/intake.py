@@ -83,7 +83,21 @@ class SubgroupIntake:
         self._bay = bay
         self._live = bay.track.open_stream(header)
         self._writer: Writer | None = None
+        self._group_id = header.group_id
+        self._priority = header.publisher_priority
         self._over = False
+
+    @property
+    def priority(self) -> int:
+        """Publisher Priority of the Subgroup."""
+        own = self._priority
+        return self._bay.track.default_priority if own is None else own
+
+    @property
+    def octets(self) -> int:
+        """Octets of the Group that it keeps in the cache."""
+        group = self._bay.track.groups.get(self._group_id)
+        return 0 if group is None else group.octets
 
     def started(self, header: ObjectHeader, now: float) -> None:
         """Begin an Object: it goes to every subscription at once.

@@ -7,6 +7,7 @@ missing, after eviction, expiry or a relative join, comes by FETCH.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -274,6 +275,14 @@ class Retriever:
         for retrieval in [*self._active, *self._kept]:
             retrieval.let_go(self._owner.track)
         self._kept = [retrieval for retrieval in self._kept if retrieval.held]
+
+    def pinning(self) -> Iterator[tuple[RangeSender, int]]:
+        """Readers for which Groups stay in the cache, and the octets of these."""
+        for retrieval in [*self._active, *self._kept]:
+            for reader in retrieval.readers:
+                octets = retrieval.kept_for(reader)
+                if octets:
+                    yield reader, octets
 
     # Inner workings
 

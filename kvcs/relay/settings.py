@@ -103,6 +103,11 @@ class RelayLimits:
     """How far a subscription without a fill under way may be behind what is published; then it ends
     with TOO_FAR_BEHIND."""
 
+    pinned_seconds: float = 5.0
+    """How long a reader that takes nothing keeps in the cache what was got for it, where others
+    need the room; then its stream is reset with EXCESSIVE_LOAD, that of the lowest priority
+    first."""
+
     max_caused_per_session: int = 1024
     """Tracks that are subscribed to elsewhere because one session asked first; more of its requests
     are refused with EXCESSIVE_LOAD, but for Tracks that are here."""
@@ -143,6 +148,7 @@ class RelayLimits:
             "max_fill_wait",
             "fill_wait",
             "max_lag_seconds",
+            "pinned_seconds",
         ):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -7,6 +7,8 @@ the Track it is paused, and the cache tells what it lacks as it does after an ev
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcs.access.permits import Place
@@ -351,6 +353,12 @@ class Sources:
                 reason="the publisher ended the subscription",
                 error=DoesNotExist("the publisher ended the subscription"),
             )
+
+    def arriving(self) -> Iterator[tuple[int, int, Callable[[int], None]]]:
+        """Publisher Priorities of what arrives, octets that it keeps, and how it is stopped."""
+        for upstream in self._upstreams.values():
+            for stream_id, priority, octets in upstream.arriving():
+                yield priority, octets, partial(self._owner.stop_arriving, upstream, stream_id)
 
     # Ends
 

@@ -24,7 +24,7 @@ from kvcs.relay.cache import CachedTrack
 from kvcs.relay.consumers import Consumers
 from kvcs.relay.failover import Failover
 from kvcs.relay.hub import Hub
-from kvcs.relay.intake import Bay, Intake
+from kvcs.relay.intake import Bay, Intake, SubgroupIntake
 from kvcs.relay.new_groups import NewGroups
 from kvcs.relay.retrieving import Retriever
 from kvcs.relay.sources import Sources
@@ -324,6 +324,9 @@ class RelayTrack:
         if found is None:
             return  # a stream that is not taken any more
         intake, owner = found
+        cache = self._hub.cache
+        cache.now = now
+        cache.taking = intake if isinstance(intake, SubgroupIntake) else None
         if isinstance(owner, Retrieval):
             owner.progress_at = now
         try:
@@ -385,10 +388,16 @@ class RelayTrack:
             return
         self._hub.stats.too_large += 1
         self._hub.report("not_carried", track=str(self.name), session=key, reason=reason)
-        intake, _ = self._streams.pop((key, stream_id))
-        self._stop(key, stream_id, code)
-        owner.streams.pop(stream_id, None)
-        intake.ended(code)
+        self.stop_arriving(owner, stream_id, code)
+
+    def stop_arriving(self, owner: Upstream, stream_id: int, code: int) -> None:
+        """Take no more of a Subgroup from upstream; its stream ends downstream too."""
+        key = owner.place.session
+        found = self._streams.pop((key, stream_id), None)
+        if found is not None:
+            self._stop(key, stream_id, code)
+            owner.streams.pop(stream_id, None)
+            found[0].ended(code)
 
     def _malformed(self, key: int, reason: str, now: float) -> None:
         """What a session sent breaks §12.1: the Track ends for everybody, nothing stays cached."""

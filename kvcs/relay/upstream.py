@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -204,10 +205,18 @@ class Retrieval:
     def let_go(self, track: Track, *, all_of_it: bool = False) -> None:
         """Unmark Groups that every reader has passed; they may be evicted like others."""
         for group_id, group in list(self.held.items()):
-            last = Location(group_id, group.object_ids[-1] if group.object_ids else 0)
+            last = _last(group)
             if all_of_it or all(reader.has_passed(last) for reader in self.readers):
                 del self.held[group_id]
                 group.wanted -= 1
+
+    def kept_for(self, reader: RangeSender) -> int:
+        """Octets of the Groups that stay because a reader has not passed them."""
+        if reader.closed:
+            return 0
+        return sum(
+            group.octets for group in self.held.values() if not reader.has_passed(_last(group))
+        )
 
     def not_brought(self, track: Track) -> LocationSet:
         """What of the range upstream could not tell; what was evicted since is not in it."""
@@ -288,8 +297,18 @@ class Upstream:
         parted = [intake.part() for intake in streams.values()]
         return [stored for stored in parted if stored is not None]
 
+    def arriving(self) -> Iterator[tuple[int, int, int]]:
+        """Stream IDs, Publisher Priorities and octets of the Groups of what arrives."""
+        for stream_id, intake in self.streams.items():
+            yield stream_id, intake.priority, intake.octets
+
     def close_streams(self, code: int) -> None:
         """The publisher is gone: what is open ends as it would with a reset."""
         streams, self.streams = self.streams, {}
         for intake in streams.values():
             intake.ended(code)
+
+
+def _last(group: Group) -> Location:
+    """The largest Location of a Group that is stored."""
+    return Location(group.group_id, group.object_ids[-1] if group.object_ids else 0)

@@ -23,6 +23,10 @@ class Listener(Protocol):
     def port(self) -> int:
         """UDP port that it is bound to."""
 
+    @property
+    def clients_refused(self) -> int:
+        """Clients whose certificate did not count, or that had none."""
+
     async def close(self, code: int, reason: str) -> None:
         """Close every connection and give the port back; ends soon whatever the peers do."""
 

@@ -320,6 +320,11 @@ class Server:
         """Sessions that are open."""
         return tuple(self._connections)
 
+    @property
+    def clients_refused(self) -> int:
+        """Who was refused since the certificate shown did not count, or none was shown."""
+        return 0 if self._listener is None else self._listener.clients_refused
+
     async def drain(self) -> None:
         """Wait until every peer has acknowledged what was sent to it."""
         for connection in self.connections:

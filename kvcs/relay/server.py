@@ -332,6 +332,7 @@ class Relay:
     def stats(self) -> RelayStats:
         """Counters since the start, and gauges of now."""
         stats = self._core.snapshot()
+        stats.clients_refused = self._server.clients_refused
         stats.queued_octets = sum(each.transport.unacknowledged() for each in self._keys)
         return stats
 

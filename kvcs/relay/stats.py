@@ -23,6 +23,9 @@ class RelayStats:
     sessions_refused: int = 0
     """Sessions closed because a token of their SETUP did not count."""
 
+    clients_refused: int = 0
+    """Clients refused because their certificate did not count, or they had none."""
+
     unauthorized: int = 0
     """Requests refused because nothing allowed them."""
 

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import kvcs
@@ -39,9 +40,10 @@ def certify(
     end: datetime.datetime = NOW + DAY,
     name: str = "a client",
     signs: bool = True,
+    key: Any = None,
 ) -> Certified:
     """A certificate of ``issuer``."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(ec.SECP256R1()) if key is None else key
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -77,6 +79,8 @@ def deep_ca() -> Certified:
     return Certified(builder.sign(key, hashes.SHA256()), key)
 
 
+SHORT, LONG = (rsa.generate_private_key(65537, bits) for bits in (1024, 2048))
+EDWARDS = ed25519.Ed25519PrivateKey.generate()
 ROOT, STRANGER = deep_ca(), make_ca("a stranger")
 TWIN = Certified(ROOT.certificate, STRANGER.key)
 """Somebody who calls itself the authority and has not its key."""
@@ -114,6 +118,9 @@ CASES = [
     Case("not valid yet", lambda: certify(ROOT, start=NOW + DAY / 2), (), "certificate_expired"),
     Case("for servers", lambda: certify(ROOT, purposes=(SERVER,)), (), "unsupported_certificate"),
     Case("without a purpose", lambda: certify(ROOT, purposes=()), (), "unsupported_certificate"),
+    Case("with a short key", lambda: certify(ROOT, key=SHORT), (), "unsupported_certificate"),
+    Case("with a key of Ed25519", lambda: certify(ROOT, key=EDWARDS)),
+    Case("with a key of RSA", lambda: certify(ROOT, key=LONG)),
     Case("with too long a chain", lambda: certify(ROOT), (BETWEEN,) * 9, "bad_certificate"),
 ]
 
@@ -291,7 +298,7 @@ async def test_a_relay_takes_clients_with_certificates_alone(site: Site) -> None
             with pytest.raises(CertificateError, match="--client-cert and --client-key"):
                 async with kvcs.connect(relay.url, ca=site.ca, **options):
                     pass
-        assert relay.stats.sessions_total == 0
+        assert (relay.stats.sessions_total, relay.stats.clients_refused) == (0, 2)
         async with kvcs.connect(relay.url, ca=site.ca, **site.client) as session:
             assert session.is_open
         assert relay.stats.sessions_total == 1

@@ -9,6 +9,7 @@ from typing import Final
 
 from aioquic.tls import Alert, AlertCertificateExpired, AlertDescription
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import (
     Criticality,
@@ -29,6 +30,9 @@ log = get_logger("kvcs.quic")
 MAX_DEPTH: Final = 4
 """Authorities between a client's certificate and one that is trusted."""
 
+SMALLEST_RSA: Final = 2048
+"""Bits of an RSA key that counts; those of authorities are held to the same by the library."""
+
 Clock = Callable[[], datetime.datetime]
 """The time, with its zone."""
 
@@ -39,8 +43,8 @@ class AlertUnknownAuthority(Alert):
     description = AlertDescription.unknown_ca
 
 
-class AlertWrongPurpose(Alert):
-    """The certificate is not for clients."""
+class AlertUnfit(Alert):
+    """The certificate is not for clients, or its key is too weak."""
 
     description = AlertDescription.unsupported_certificate
 
@@ -86,6 +90,11 @@ class ClientVerifier:
             self.count(exc)
             raise
 
+    @property
+    def refusals(self) -> int:
+        """Clients refused."""
+        return sum(self.refused.values())
+
     def count(self, alert: Alert) -> None:
         """Note that a client was refused; the log tells the first, and ever fewer of more."""
         name = alert.description.name
@@ -108,7 +117,10 @@ class ClientVerifier:
         except (x509.ExtensionNotFound, ValueError):
             purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.OCSP_SIGNING])
         if ExtendedKeyUsageOID.CLIENT_AUTH not in purposes:
-            raise AlertWrongPurpose("the certificate is not for client authentication")
+            raise AlertUnfit("the certificate is not for client authentication")
+        key = certificate.public_key()
+        if isinstance(key, rsa.RSAPublicKey) and key.key_size < SMALLEST_RSA:
+            raise AlertUnfit(f"an RSA key has at least {SMALLEST_RSA} bits")
         # What the library asks for besides are rules of the public web: a name, a key identifier.
         leaf = ExtensionPolicy.permit_all().require_present(
             x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _for_clients

@@ -151,6 +151,11 @@ class AioquicListener:
         """Connections that are not over, those in their handshake included."""
         return len(self._entries)
 
+    @property
+    def clients_refused(self) -> int:
+        """Clients whose certificate did not count, or that had none."""
+        return 0 if self.clients is None else self.clients.refusals
+
     async def close(self, code: int = 0, reason: str = "the server shuts down") -> None:
         """Refuse new connections, close all, and give the port back; idempotent.
 

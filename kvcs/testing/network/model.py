@@ -166,6 +166,11 @@ class ModelListener:
         self.port = self._port.number
         """UDP port."""
 
+    @property
+    def clients_refused(self) -> int:
+        """None ever: there are no certificates here."""
+        return 0
+
     async def close(self, code: int = 0, reason: str = "the server shuts down") -> None:
         """Refuse new connections, close all, and give the port back; idempotent."""
         self._closing = True

@@ -74,17 +74,22 @@ class Chosen:
     client_cert: Path | None = None
     client_key: Path | None = None
     client_ca: Path | None = None
+    issuers: Path | None = None
     like: Path | None = None
     descriptor: Path | None = None
     insecure: bool = False
     allow_anyone: bool = False
+    serve: bool = False
+    """Whether a publisher listens itself."""
     require_signed: bool = False
     untrusted_relays: bool = False
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Chosen:
+    def of(cls, command: str, values: dict[str, Any]) -> Chosen:
         """What a command's settings in a file or in the environment say."""
         known: dict[str, Any] = {}
+        if command == "publish":
+            known["serve"] = bool(values.get("bind"))
         for each in fields(cls):
             value = values.get(each.name)
             if value is not None:
@@ -117,6 +122,13 @@ def findings(chosen: Chosen, now: float) -> Iterator[Finding]:
             "--allow-anyone",
             f"the relay serves {whom}, in every scope, and takes publications from the same",
             "ask for tokens: --issuers FILE (`kvcs keygen --issuer NAME` makes the key)",
+        )
+    if chosen.serve and chosen.issuers is None and chosen.client_ca is None:
+        yield Finding(
+            "open_publisher",
+            "--serve",
+            "the publisher serves whoever can reach it",
+            "ask for tokens with --issuers FILE, or for certificates with --client-ca FILE",
         )
     yield from _certificate(chosen.cert, now)
     yield from _certificate(chosen.client_cert, now, ExtendedKeyUsageOID.CLIENT_AUTH)

@@ -18,6 +18,7 @@ from kvcs.cli.options import (
     ClientKeyOption,
     DescriptorOption,
     InsecureOption,
+    IssuersOption,
     KeysOption,
     LikeOption,
     ProtectKeyOption,
@@ -68,6 +69,11 @@ def register(app: typer.Typer) -> None:
             bool,
             typer.Option("--allow-anyone", help="A relay is run with this option."),
         ] = False,
+        serve: Annotated[
+            str | None,
+            typer.Option("--serve", metavar="HOST:PORT", help="A publisher listens there."),
+        ] = None,
+        issuers: IssuersOption = None,
         untrusted_relays: UntrustedRelaysOption = False,
     ) -> None:
         """Look for weak settings: give it the options of a command.
@@ -77,9 +83,12 @@ def register(app: typer.Typer) -> None:
         else 2.
         """
         given = locals()
-        own = Chosen(**{each.name: given[each.name] for each in fields(Chosen)})
+        own = Chosen(
+            **{each.name: given[each.name] for each in fields(Chosen) if each.name != "serve"},
+            serve=bool(serve),
+        )
         settings = getattr(cast(Any, ctx.find_root()).obj, "values", {})
-        tables = [own, *(Chosen.of(table) for table in settings.values())]
+        tables = [own, *(Chosen.of(name, table) for name, table in settings.items())]
         now = time.time()
         found: dict[Finding, None] = {}
         for table in tables:

@@ -117,6 +117,7 @@ def test_certificates_that_expire_or_are_for_something_else(run: Run, tmp_path: 
     [
         (("--insecure-accept-any-certificate",), ["verify_off"]),
         (("--allow-anyone",), ["open_relay"]),
+        (("--serve", "127.0.0.1:0"), ["open_publisher"]),
         (("--untrusted-relays",), ["not_protected", "not_signed"]),
         (("--token-file", "absent"), ["unreadable", "unreadable"]),
         (("--keys-file", "absent"), ["unreadable"]),
@@ -129,6 +130,12 @@ def test_weak_options(run: Run, words: tuple[str, ...], check: list[str]) -> Non
     assert ran.code == 2
     assert [found["check"] for found in ran.json()][: len(check)] == check
     assert all(found["advice"] and found["problem"] for found in ran.json())
+
+
+@pytest.mark.parametrize("guard", ["--issuers", "--client-ca"])
+def test_a_publisher_that_asks_who_comes_is_not_weak(run: Run, guard: str) -> None:
+    ran = run("doctor", "--serve", "127.0.0.1:0", guard, "ring", "--json")
+    assert (ran.code, ran.json()) == (0, [])
 
 
 def test_weights_that_are_not_pinned(run: Run, tmp_path: Path) -> None:
@@ -185,11 +192,13 @@ def test_the_configuration_is_looked_at(
 ) -> None:
     path = tmp_path / "kvcs.toml"
     path.write_text("[relay]\nallow-anyone = true\n[publish]\nuntrusted-relays = true\n")
+    monkeypatch.setenv("KVCS_PUBLISH_SERVE", "127.0.0.1:0")
     monkeypatch.setenv("KVCS_FETCH_INSECURE_ACCEPT_ANY_CERTIFICATE", "1")
     ran = run("--config", path, "doctor", "--json")
     assert ran.code == 2
     assert {found["check"] for found in ran.json()} == {
         "open_relay",
+        "open_publisher",
         "not_protected",
         "not_signed",
         "verify_off",

@@ -28,6 +28,7 @@ from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.private.flights import Flight, StreamPacket
 from kvcs.quic.aioquic_backend.private.outgoing import MAX_UNKNOWN
+from kvcs.quic.aioquic_backend.private.packets import BurstPacer
 from tests.unit.quic.pair import CLIENT, SERVER, Pair, Side
 
 FIRST = 6
@@ -401,6 +402,74 @@ def test_the_connection_window_holds_for_the_short_way() -> None:
     limit.used = limit.value - 30
     give(pair, flight_of(pair, piece(FIRST, 65, b"x" * 31)))
     assert closed_with(pair) == QuicErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_an_acknowledgement_takes_a_packet_of_its_own_only_where_nothing_else_leaves() -> None:
+    pair = ready()
+    server, client = pair.server, pair.client
+    client.transport.send(2, b"control", False)  # there is something to acknowledge
+    client.transport.flush()
+    pair.clock.run_until(lambda: 2 in server.receiver.data)
+    space = server.quic._spaces[Epoch.ONE_RTT]
+    assert space.ack_at is not None
+    now = space.ack_at + 1e-6
+    (alone,) = server.quic.datagrams_to_send(now)
+    assert len(alone[0]) < 60
+    assert space.ack_at is None
+    packet = space.sent_packets[max(space.sent_packets)]
+    assert (packet.in_flight, packet.is_ack_eliciting) == (False, False)
+    client.transport.send(2, b"more", False)
+    client.transport.flush()
+    pair.clock.run_until(lambda: server.receiver.data[2] == b"controlmore")
+    server.transport.send(3, b"control", False)
+    server.transport.flush()
+    server.transport.send(7, bytes(500), True)
+    assert space.ack_at is not None
+    (both,) = server.quic.datagrams_to_send(space.ack_at + 1e-6)
+    assert len(both[0]) > 500
+    assert space.ack_at is None
+    packet = space.sent_packets[max(space.sent_packets)]
+    assert (packet.in_flight, packet.is_ack_eliciting) == (True, True)
+    client.transport.datagram_received(both[0], SERVER, pair.clock.time())
+    assert client.receiver.data[7] == bytes(500)
+    client.transport.batch_ended(pair.clock.time())
+    pair.clock.run_for(0.1)
+    assert server.transport.unacknowledged() == 0
+
+
+def test_losses_of_acknowledgements_leave_nothing_behind() -> None:
+    pair = Pair()
+    rng = random.Random(5)
+    pair.server.drop = lambda data: rng.random() < 0.4
+    client = pair.client.transport
+    client.send(2, b"control", False)
+    for index in range(4):
+        client.send(FIRST + 4 * index, bytes(100_000), True)
+    client.flush()
+    pair.clock.run_until(lambda: len(pair.server.receiver.finished) == 4)
+    pair.server.drop = lambda data: False
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+    pair.clock.run_for(1.0)
+    assert pair.client.quic.octets_in_flight == pair.server.quic.octets_in_flight == 0
+
+
+# Pacing
+
+
+@pytest.mark.parametrize(
+    ("packet_seconds", "wait"), [(0.00001, 0.00016), (0.001, 0.002), (0.01, 0.01)]
+)
+def test_packets_are_gathered_where_that_takes_no_time(packet_seconds: float, wait: float) -> None:
+    pacer = BurstPacer(max_datagram_size=1200)
+    pacer.update_rate(int(1200 / packet_seconds), 1.0)
+    pacer.update_bucket(now=1.0)
+    pacer.sent(pacer.packets(1.0), 1.0)
+    assert pacer.packets(1.0) == 0
+    at = pacer.next_send_time(1.0)
+    assert at == pytest.approx(1.0 + wait, rel=0.01)
+    assert at is not None
+    assert pacer.packets(at) == pytest.approx(max(1, wait / packet_seconds), abs=1)
+    assert pacer.next_send_time(at) is None
 
 
 # Congestion control is told of many packets at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
@@ -75,7 +75,8 @@ class WatchingReno(RenoCongestionControl):
             return
         since = self._congestion_recovery_start_time
         self.bytes_in_flight -= sum([packet.sent_bytes for packet in packets])
-        grown = sum([p.sent_bytes for p in packets if cast(float, p.sent_time) > since])
+        sent = [(packet.sent_time or 0.0, packet.sent_bytes) for packet in packets]
+        grown = sum([octets for sent_time, octets in sent if sent_time > since])
         slow_start = grown
         if self.ssthresh is not None:
             slow_start = min(grown, max(0, self.ssthresh - self.congestion_window))

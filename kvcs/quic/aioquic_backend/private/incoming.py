@@ -34,9 +34,6 @@ from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
 LONGEST_NUMBER: Final = 4
 """Octets of a packet number, at most; the sample of header protection begins behind them."""
 
-SHORTEST: Final = 1 + 20 + LONGEST_NUMBER + SAMPLE_OCTETS
-"""Octets of a datagram that has a sample behind the longest connection ID."""
-
 LONG_HEADER, FIXED_BIT, SPIN_BIT, RESERVED_BITS, PHASE_SHIFT = 0x80, 0x40, 0x20, 0x18, 2
 """A short header's first octet (RFC 9000 §17.3.1)."""
 
@@ -58,9 +55,9 @@ Piece = tuple[int, bytes]
 class Reading:
     """Keys that packets are opened with, until the library changes them."""
 
-    __slots__ = ("aead", "decrypt", "iv", "mask", "phase")
+    __slots__ = ("aead", "context", "decrypt", "iv", "mask", "phase", "shortest", "space")
 
-    def __init__(self, context: CryptoContext) -> None:
+    def __init__(self, context: CryptoContext, space: QuicPacketSpace, cid_octets: int) -> None:
         assert context.aead is not None and context.hp is not None  # whoever reads has looked
         self.aead = context.aead
         self.decrypt: Callable[[bytes, Any, bytes], bytes] = context.aead._aead.decrypt
@@ -69,6 +66,10 @@ class Reading:
         # ChaCha20 takes its sample as a nonce; AES just encrypts it.
         self.mask = protection._mask if protection._is_chacha20 else protection._encryptor.update
         self.phase = context.key_phase
+        self.context = context
+        self.space = space
+        self.shortest: Final = 1 + cid_octets + LONGEST_NUMBER + SAMPLE_OCTETS
+        """Octets of a datagram that has a sample; none is shorter."""
 
 
 class IncomingConnection(ReceivingConnection):
@@ -87,15 +88,13 @@ class IncomingConnection(ReceivingConnection):
             None, and what came is among the events.
         """
         reading = self._reading
-        context = self._cryptos[Epoch.ONE_RTT].recv if reading is not None else None
         if (
             reading is None
-            or context is None
-            or context.aead is not reading.aead
-            or len(data) < SHORTEST
+            or reading.context.aead is not reading.aead
+            or len(data) < reading.shortest
             or data[0] & LONG_HEADER
-            or self._network_paths[0].addr != addr
-            or not self._network_paths[0].is_validated
+            or (path := self._network_paths[0]).addr != addr
+            or not path.is_validated
             or self._state is not QuicConnectionState.CONNECTED
         ):
             self._leave(data, addr, now)
@@ -115,7 +114,7 @@ class IncomingConnection(ReceivingConnection):
         ):
             self._leave(data, addr, now)
             return None
-        space = self._spaces[Epoch.ONE_RTT]
+        space = reading.space
         begin = at + octets
         truncated = int.from_bytes(data[at:begin], "big") ^ int.from_bytes(
             mask[1 : 1 + octets], "big"
@@ -158,7 +157,8 @@ class IncomingConnection(ReceivingConnection):
             # A server gives up the keys of early data with the first packet that it reads.
             early = self._cryptos[Epoch.ZERO_RTT].recv
             if context.is_valid() and (self._is_client or not early.is_valid()):
-                self._reading = Reading(context)
+                space = self._spaces[Epoch.ONE_RTT]
+                self._reading = Reading(context, space, len(self.host_cid))
 
     def _next_piece(self, payload: bytes) -> Piece | None:
         """The one frame of a packet, where it holds the next octets of a stream that goes on."""

@@ -10,14 +10,16 @@ from collections import deque
 from itertools import islice
 from typing import Final, cast
 
-from aioquic.buffer import encode_uint_var
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.connection import NetworkAddress, QuicConnectionState
+from aioquic.quic.packet import QuicFrameType, push_ack_frame
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
-from kvcs.quic.aioquic_backend.private.flights import Flight, SentFrame, StreamPacket
+from kvcs.quic.aioquic_backend.private.filling import Acknowledgement, Filling
+from kvcs.quic.aioquic_backend.private.flights import Flight
 from kvcs.quic.aioquic_backend.private.incoming import IncomingConnection
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer
 from kvcs.quic.aioquic_backend.private.queue import (
@@ -26,23 +28,7 @@ from kvcs.quic.aioquic_backend.private.queue import (
     is_idle,
     stream_key,
 )
-from kvcs.quic.aioquic_backend.private.sending import Octets
-from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
 
-TURN_OCTETS: Final = 16 * 1024
-"""Octets of one stream after which the next one has its turn; whole packets, at least one."""
-
-SHORT_HEADER_OCTETS: Final = 3
-"""First octet and packet number of a short header, beside the connection ID."""
-
-TAG_OCTETS: Final = 16
-"""What each of TLS 1.3's ciphers adds to a packet."""
-
-STREAM: Final = 0x08
-"""Type of a STREAM frame, and the bits that say what it has (RFC 9000 §19.8)."""
-OFFSET, LENGTH, FIN = 0x04, 0x02, 0x01
-
-LENGTH_OCTETS: Final = 2
 LITTLE: Final = 4096
 """Fewer octets of Objects than this share packets with the other frames that are due."""
 
@@ -52,127 +38,11 @@ MANY: Final = 16
 MAX_UNKNOWN: Final = 30_000
 """Packets beyond the largest that was acknowledged."""
 
-SMALLEST_PIECE: Final = 64
-"""Octets of a stream that are worth a frame of their own at the end of a packet."""
+ACK_OCTETS: Final = 1000
+"""Octets of an ACK frame, at most; older ranges are left out."""
 
-FEW: Final = 0x4000_0000
-"""Offsets below this are written in four octets, others in eight (RFC 9000 §16)."""
-
-TWO_OCTETS, FOUR_OCTETS, EIGHT_OCTETS = 0x4000, 0x8000_0000, 0xC000_0000_0000_0000
-"""Bits that say how long an integer is; frames may use more octets than they need."""
-
-
-class Filling:
-    """One transmission being filled with STREAM frames."""
-
-    def __init__(self, flight: Flight, now: float, packets: int, octets: int, size: int) -> None:
-        """Begin to fill.
-
-        Args:
-            flight: takes the packets.
-            now: when they are sent.
-            packets: how many may leave, by pacing.
-            octets: how many may leave, by congestion control.
-            size: largest datagram.
-        """
-        self._flight = flight
-        self._now = now
-        self._packets_left = packets
-        self._octets_left = octets
-        self._overhead = SHORT_HEADER_OCTETS + len(flight.peer_cid) + TAG_OCTETS
-        self._size = size
-        self._payload: list[Octets] = []
-        self._frames: list[SentFrame] = []
-        self._left = 0
-        """Octets that still fit the packet that is being filled; 0 where none is."""
-        self.sent: dict[int, StreamPacket] = {}
-        """What was sealed, by packet number."""
-        self.octets = 0
-        """Octets of all datagrams."""
-
-    def open(self) -> bool:
-        """Whether another frame may be written: a packet is begun where there is none."""
-        if self._left:
-            return True
-        size = min(self._size, self._octets_left)
-        # A rest of the window that is smaller than any packet waits for the next acknowledgement,
-        # so that a full window does not end in crumbs.
-        if self._packets_left <= 0 or size < SMALLEST_DATAGRAM:
-            return False
-        self._left = size - self._overhead
-        return True
-
-    def close(self) -> None:
-        """Seal the packet that is being filled."""
-        if not self._frames:
-            self._left = 0
-            return
-        number = self._flight.next_number
-        size = self._flight.seal(self._payload)
-        self.sent[number] = StreamPacket(number, self._now, size, self._frames)
-        self.octets += size
-        self._octets_left -= size
-        self._packets_left -= 1
-        self._payload, self._frames, self._left = [], [], 0
-
-    def turn(self, stream: QuicStream, limit: int) -> bool:
-        """Write what one stream may send in one turn.
-
-        Args:
-            stream: one of ours that was written to.
-            limit: offset that flow control lets it reach.
-
-        Returns:
-            Whether anything was written.
-        """
-        sender = stream.sender
-        if len(sender._pending):
-            first = sender._pending[0]
-            start, stop = first.start, min(first.stop, limit)
-            if start >= stop:
-                return False
-        elif sender._pending_eof:
-            start = stop = cast(int, sender._buffer_fin)
-        else:
-            return False
-        stream_id = encode_uint_var(stream_key(stream))
-        at, fin, going = start, False, True
-        while going and self.open():
-            head = stream_id + _offset(at)
-            room, size = self._left - 1 - len(head), stop - at
-            if room < min(size, SMALLEST_PIECE) + LENGTH_OCTETS:
-                self.close()
-                continue
-            kind = STREAM | OFFSET
-            fills = size >= room - LENGTH_OCTETS  # then it needs no length, being the last frame
-            if fills:
-                size = min(size, room)
-            else:
-                kind |= LENGTH
-                head += (size | TWO_OCTETS).to_bytes(LENGTH_OCTETS, "big")
-            fin = at + size == sender._buffer_fin
-            self._payload.append(bytes((kind | fin,)) + head)
-            if size:
-                self._payload += sender._buffer.cut(at, at + size)  # type: ignore[attr-defined]
-            self._frames.append((sender, at, at + size, fin))
-            at += size
-            going = at < stop and at - start < TURN_OCTETS
-            self._left -= 1 + len(head) + size
-            if fills:
-                self.close()
-        if at > start:
-            sender._pending.subtract(start, at)
-            sender.highest_offset = max(sender.highest_offset, at)
-        if fin:
-            sender._pending_eof = False
-        return at > start or fin
-
-
-def _offset(offset: int) -> bytes:
-    """An offset in as many octets for all packets but those far out."""
-    if offset < FEW:
-        return (offset | FOUR_OCTETS).to_bytes(4, "big")
-    return (offset | EIGHT_OCTETS).to_bytes(8, "big")
+ACKS_WITHOUT_ANSWER: Final = 8
+"""One in so many packets asks for an answer to our acknowledgements, as the library has it."""
 
 
 class OutgoingConnection(IncomingConnection):
@@ -199,7 +69,8 @@ class OutgoingConnection(IncomingConnection):
                 self._active = objects + self._active
         else:
             self._pacing_at = None
-        if self._active:
+        ack_at = self._spaces[Epoch.ONE_RTT].ack_at
+        if self._active or (ack_at is not None and ack_at <= now):
             datagrams += self._fill(now)
         return datagrams
 
@@ -216,11 +87,10 @@ class OutgoingConnection(IncomingConnection):
         )
 
     def _frames_are_due(self, now: float) -> bool:
-        """Whether any frame but those of Objects may be due."""
+        """Whether any frames may be due but acknowledgements and those of Objects."""
         space = self._spaces[Epoch.ONE_RTT]
         if (
-            (space.ack_at is not None and space.ack_at <= now)
-            or self._known.due
+            self._known.due
             or self.data_limit_is_due()
             or self._datagrams_pending
             or self._ping_pending
@@ -235,6 +105,13 @@ class OutgoingConnection(IncomingConnection):
             return True
         if self._local_max_data.value != self._local_max_data.sent:
             return True
+        if (
+            self._packet_number % ACKS_WITHOUT_ANSWER == 0
+            and len(space.ack_queue) > 1
+            and space.ack_at is not None
+            and space.ack_at <= now
+        ):
+            return True
         for limit in (self._local_max_streams_bidi, self._local_max_streams_uni):
             # The library announces those when the peer has fewer left than it would get.
             if limit.sent - limit.used < limit.value - limit.sent:
@@ -245,28 +122,42 @@ class OutgoingConnection(IncomingConnection):
         """Fill packets from the streams of Objects in turn, until something says stop."""
         pacer = cast(BurstPacer, self._loss._pacer)
         congestion = cast(WatchingReno, self._loss._cc)
-        if (packets := pacer.packets(now)) == 0:
-            self._pacing_at = pacer.next_send_time(now)
-            return []
         # Packet numbers are sent in two octets, which tell apart half of what they count.
         unknown = self._packet_number - self._spaces[Epoch.ONE_RTT].largest_acked_packet
-        packets = min(packets, MAX_UNKNOWN - unknown)
+        packets = min(pacer.packets(now), MAX_UNKNOWN - unknown)
+        window = congestion.congestion_window - congestion.bytes_in_flight
         keys = self._cryptos[Epoch.ONE_RTT]
         flight = Flight(keys, self._peer_cid.cid, self._spin_bit, self._packet_number)
-        window = congestion.congestion_window - congestion.bytes_in_flight
         filling = Filling(flight, now, packets, window, self._max_datagram_size)
-        self._take_turns(filling)
-        filling.close()
-        if not filling.sent:
-            return []
-        pacer.sent(len(filling.sent), now)
+        filling.acknowledgement = self._acknowledgement(now)
+        if packets > 0 and self._active:
+            self._take_turns(filling)
+        filling.finish()
+        if filling.data_packets:
+            pacer.sent(filling.data_packets, now)
         if self._active:
             self._pacing_at = pacer.next_send_time(now)
+        if not filling.sent:
+            return []
         self._packet_number = flight.next_number
         self._register(filling, now)
         path = self._network_paths[0]
         path.bytes_sent += filling.octets
         return [(data, path.addr) for data in flight.datagrams()]
+
+    def _acknowledgement(self, now: float) -> Acknowledgement | None:
+        """The ACK frame that is due."""
+        space = self._spaces[Epoch.ONE_RTT]
+        if space.ack_at is None or space.ack_at > now:
+            return None
+        delay = int((now - cast(float, space.largest_received_time)) * 1_000_000)
+        frame = Buffer(capacity=ACK_OCTETS)
+        frame.push_uint_var(QuicFrameType.ACK)
+        push_ack_frame(
+            frame, space.ack_queue, delay >> self._local_ack_delay_exponent, ACK_OCTETS - 1
+        )
+        space.ack_at = None
+        return frame.data, (self._on_ack_delivery, (space, space.largest_received_packet))
 
     def _take_turns(self, filling: Filling) -> None:
         turns = deque(stream for stream in self._active if _is_plain(stream))
@@ -301,9 +192,11 @@ class OutgoingConnection(IncomingConnection):
         """Note what was sent: for loss recovery, congestion control and the idle time-out."""
         space = self._spaces[Epoch.ONE_RTT]
         space.sent_packets.update(cast(dict[int, QuicSentPacket], filling.sent))
-        space.ack_eliciting_in_flight += len(filling.sent)
+        if not filling.data_packets:
+            return
+        space.ack_eliciting_in_flight += filling.data_packets
         self._loss._time_of_last_sent_ack_eliciting_packet = now
-        self._loss._cc.bytes_in_flight += filling.octets
+        self._loss._cc.bytes_in_flight += filling.data_octets
         if not self._ack_eliciting_sent_since_receipt:
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = True

@@ -16,6 +16,12 @@ grain of about a millisecond, so with a short delay that is a few packets per wa
 connection without loss crawls.
 """
 
+GATHERED_PACKETS: Final = 16
+"""Packets that a wake-up by the pacer is to send, where that does not take too long."""
+
+GATHERED_SECONDS: Final = 0.002
+"""Longest time for which packets are gathered."""
+
 
 class BurstPacer(QuicPacketPacer):
     """Paces like the library's, but a bucket never holds less than `BURST_PACKETS`."""
@@ -27,6 +33,18 @@ class BurstPacer(QuicPacketPacer):
         assert self.packet_time is not None
         self.bucket_max = max(self.bucket_max, BURST_PACKETS * self.packet_time)
         self.bucket_time = min(bucket_time, self.bucket_max)
+
+    def next_send_time(self, now: float) -> float | None:  # type: ignore[override]
+        """When something may leave again; None where it may now.
+
+        The library says when one packet may. A wake-up costs more than a packet, so we wait for
+        `GATHERED_PACKETS`, but no longer than `GATHERED_SECONDS` where one alone comes sooner.
+        """
+        at = super().next_send_time(now)
+        if at is None or self.packet_time is None:
+            return None
+        gathered = min(GATHERED_PACKETS * self.packet_time, GATHERED_SECONDS)
+        return now + max(self.packet_time, gathered)
 
     def packets(self, now: float) -> int:
         """Packets that may leave at `now`: as many as asking before each one would let go."""

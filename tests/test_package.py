@@ -152,7 +152,7 @@ def test_import_brings_no_heavy_library() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "", "")

@@ -44,7 +44,7 @@ def test_three_processes_with_three_hash_seeds_compute_the_same_keys() -> None:
             env=environment,
             capture_output=True,
             check=True,
-            timeout=50,
+            timeout=200,
         )
         results += [tuple(keys) for keys in json.loads(done.stdout)]
     assert len(results) == 9

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from kvcs.quic.endpoint import Server
 from tests.certificates import PemFiles
 
-READY_SECONDS = 30.0
+READY_SECONDS = 90.0
 """Longest wait for a server to listen."""
 
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-PROBE_SECONDS = 20.0
+PROBE_SECONDS = 90.0
 LOOK_SECONDS = 0.005
 
 # unshare's --user maps root, which an unprivileged user needs and root does not; where user

@@ -28,7 +28,7 @@ REQUIREMENTS = ("aiomoqt==0.13.3", "aiopquic==0.6.1")
 DRAFT = "22"
 MINIMUM_PYTHON = (3, 12)
 PYTHON_VARIABLE = "PYTHON312"
-PROBE_SECONDS = 20.0
+PROBE_SECONDS = 90.0
 """For one candidate to say its version. A version manager's shim may answer late or never."""
 
 INSTALL_SECONDS = 600.0

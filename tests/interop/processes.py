@@ -21,7 +21,7 @@ LINE_LIMIT = 4 * 1024 * 1024
 TAIL_LINES = 40
 """Lines of each stream that an error message shows."""
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 20.0
 """Between SIGTERM and SIGKILL."""
 
 
@@ -97,7 +97,7 @@ class Process:
         """Process ID, as seen in the driver's namespace."""
         return self._child.pid
 
-    async def wait_ready(self, pattern: str, *, seconds: float = 15.0) -> re.Match[str]:
+    async def wait_ready(self, pattern: str, *, seconds: float = 60.0) -> re.Match[str]:
         """Return the first match of ``pattern`` in any line said so far or from now on.
 
         Raises:
@@ -114,7 +114,7 @@ class Process:
         return await self._until(find, f"/{pattern}/", seconds)
 
     async def wait_event(
-        self, event: str, *, seconds: float = 15.0, **members: object
+        self, event: str, *, seconds: float = 60.0, **members: object
     ) -> dict[str, Any]:
         """Return the first JSON line, past or future, whose ``event`` and members are these.
 
@@ -140,7 +140,7 @@ class Process:
         except ConnectionError as error:
             raise ProcessFailed(f"{self.name} does not listen: {error}\n{self.tail()}") from error
 
-    async def collect(self, *, seconds: float = 30.0) -> Finished:
+    async def collect(self, *, seconds: float = 90.0) -> Finished:
         """Wait until the process ends by itself.
 
         Raises:

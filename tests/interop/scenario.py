@@ -37,9 +37,9 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 FIRST_PORT = 4433
 """The namespace is new, so every port is free; they are given out from here."""
 
-BOUND_SECONDS = 10.0
+BOUND_SECONDS = 60.0
 
-DRIVER_GRACE_SECONDS = 30.0
+DRIVER_GRACE_SECONDS = 90.0
 """For the driver to start, and to end everything and report after its own deadline."""
 
 
@@ -115,7 +115,7 @@ class Stage:
 Scenario = Callable[..., Awaitable[Any]]
 
 
-def run_scenario(scenario: Scenario, *, seconds: float = 60.0, **arguments: object) -> Any:
+def run_scenario(scenario: Scenario, *, seconds: float = 240.0, **arguments: object) -> Any:
     """Run ``scenario`` in a network namespace of its own and return what it returned.
 
     Args:

@@ -53,7 +53,7 @@ def test_another_seed_is_another_run(credentials: Credentials) -> None:
     assert simulated(3, credentials).digest != simulated(4, credentials).digest
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_seed_is_the_same_run_in_every_process(credentials: Credentials) -> None:
     seeds = (5, 9)
     program = (
@@ -72,7 +72,7 @@ def test_a_seed_is_the_same_run_in_every_process(credentials: Credentials) -> No
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -203,7 +203,7 @@ def test_git_ignores_every_key() -> None:
         cwd=CERTS,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert result.stdout.split() == names
@@ -212,7 +212,7 @@ def test_git_ignores_every_key() -> None:
         cwd=CERTS,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert kept.stdout == ""

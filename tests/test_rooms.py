@@ -78,7 +78,7 @@ ROOMS = {
         {"structlog"},
         set(),
     ),
-    "relay.uplinks": Room({"errors", "moqt", "observe", "quic"}, {"structlog"}, set()),
+    "relay.uplinks": Room({"errors", "moqt", "observe", "quic", "relay"}, {"structlog"}, set()),
     "relay.disk": Room({"errors", "moqt", "observe", "relay"}, set(), set()),
     "relay.admin": Room({"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()),
     "quic": Room(

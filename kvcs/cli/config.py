@@ -29,7 +29,7 @@ PREFIX = "KVCS_"
 OTHER_VARIABLES = frozenset(
     {FILE_VARIABLE, TOKEN_VARIABLE, "KVCS_EVENT_LOOP", "KVCS_DEBUG"}
     # Those of the tests, which run the command too.
-    | {"KVCS_FUZZ_SCALE", "KVCS_MOVES", "KVCS_RETRIEVALS", "KVCS_RUNS"}
+    | {"KVCS_FUZZ_SCALE", "KVCS_KILLS", "KVCS_MOVES", "KVCS_RETRIEVALS", "KVCS_RUNS"}
 )
 """Variables that are no option of a command."""
 

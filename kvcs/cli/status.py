@@ -99,7 +99,19 @@ def table(status: dict[str, Any]) -> Group:
         )
     left_out = len(peers) - len(first)
     more = [f"and {left_out} more"] if left_out else []
-    return Group(totals, each, *more, *_scopes(status.get("scopes", [])))
+    upstreams = _upstreams(status.get("upstreams", []))
+    return Group(totals, *upstreams, each, *more, *_scopes(status.get("scopes", [])))
+
+
+def _upstreams(upstreams: list[dict[str, Any]]) -> list[Table]:
+    """A table of the upstreams, the best one first; no table without any."""
+    if not upstreams:
+        return []
+    rows = Table("upstream", "state", "preference", "sessions", "requests", "retries")
+    for each in upstreams:
+        numbers = (str(each[name]) for name in ("preference", "sessions", "requests", "retries"))
+        rows.add_row(Text(shown(each["upstream"])), each["state"], *numbers)
+    return [rows]
 
 
 def _scopes(scopes: list[dict[str, Any]]) -> list[Table]:

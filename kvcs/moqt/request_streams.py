@@ -122,6 +122,11 @@ class RequestStreams:
 
     # Requests of ours
 
+    @property
+    def made(self) -> int:
+        """Requests of ours so far."""
+        return self._next_id // 2
+
     def open(
         self, make: Callable[[int], RequestMessage], begin: FirstOctets | None = None
     ) -> Request:

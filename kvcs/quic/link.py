@@ -70,6 +70,8 @@ class Link:
         """What is published; offered on every session, one after the other."""
         self.sessions = 0
         """Sessions opened so far, one after the other."""
+        self.retries = 0
+        """Tries so far that opened none, those for the first session included."""
         self._open_session = open_session
         self._home = uri
         self._uri = uri
@@ -158,6 +160,7 @@ class Link:
                 raise
             except (ConnectionFailed, ConnectionClosed) as exc:
                 self._tries += 1
+                self.retries += 1
                 left = until - self._loop.time()
                 if left <= 0:
                     raise
@@ -290,6 +293,7 @@ class Link:
             except (ConnectionFailed, ConnectionClosed, UsageError) as exc:
                 why = str(exc)
                 failures += 1
+                self.retries += 1
                 _log.info("reconnecting", uri=str(target), tries=self._tries, why=why)
                 if failures >= HOME_AFTER:
                     target = self._home if target != self._home else named

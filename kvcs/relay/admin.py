@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -22,7 +22,7 @@ from typing import Any
 
 from kvcs.errors import ConnectionFailed, UsageError
 from kvcs.observe import get_logger, metrics
-from kvcs.relay.stats import RelayStats, RelayStatus
+from kvcs.relay.stats import UPSTREAM_STATES, RelayStats, RelayStatus, UpstreamStats
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -73,6 +73,13 @@ COUNTERS = {
 }
 """Members that only grow and whose metrics have names of their own; the others are
 ``kvcs_relay_`` and the member's name."""
+
+UPSTREAM_COUNTERS = {
+    "sessions": "Sessions with an upstream since the start.",
+    "requests": "Requests made of an upstream.",
+    "retries": "Tries to reach an upstream that failed.",
+}
+"""Members of `UpstreamStats` that only grow."""
 
 
 class Admin:
@@ -208,6 +215,7 @@ def families(status: RelayStatus, version: str) -> Iterator[Metric]:
         )
     waiting = sum(peer.serving for peer in status.peers)
     yield GaugeMetricFamily("kvcs_subscribers", "Downstream requests that are open.", waiting)
+    yield from _upstreams(status.upstreams)
     for member in fields(RelayStats):
         value = getattr(status.stats, member.name)
         if member.name in GAUGES:
@@ -217,6 +225,24 @@ def families(status: RelayStatus, version: str) -> Iterator[Metric]:
             plain = (f"kvcs_relay_{member.name}", f"{member.name} since the relay started.")
             name, text = COUNTERS.get(member.name, plain)
             yield CounterMetricFamily(name, text, value)
+
+
+def _upstreams(upstreams: Sequence[UpstreamStats]) -> Iterator[Metric]:
+    """Upstreams are labels: they are configured, and at most 16."""
+    labels = ("upstream", "preference")
+    text = "1 for the state in which an upstream is."
+    state = GaugeMetricFamily("kvcs_upstream_state", text, labels=(*labels, "state"))
+    counted = {
+        member: CounterMetricFamily(f"kvcs_upstream_{member}", text, labels=labels)
+        for member, text in UPSTREAM_COUNTERS.items()
+    }
+    for each in upstreams:
+        values = (each.upstream, str(each.preference))
+        for name in UPSTREAM_STATES:
+            state.add_metric((*values, name), int(each.state == name))
+        for member, family in counted.items():
+            family.add_metric(values, getattr(each, member))
+    yield from (state, *counted.values())
 
 
 class _RelayMetrics:

@@ -354,7 +354,8 @@ class Relay:
             if (peer := self._core.peer(key)) is not None
         ]
         scopes = self._core.scopes.status(MAX_SCOPES_SHOWN)
-        return RelayStatus(self.is_ready, self.stats, tuple(peers), scopes)
+        upstreams = tuple(each.stats(rank) for rank, each in enumerate(self._uplinks))
+        return RelayStatus(self.is_ready, self.stats, tuple(peers), scopes, upstreams)
 
     @property
     def transports(self) -> list[tuple[str, TransportStats]]:
@@ -451,6 +452,8 @@ class Relay:
         if upstream is None:
             self._downstream.add(connection)
             self._empty.clear()
+        else:
+            self._uplinks[upstream].opened(connection)
         # The core answers every request of the peer; nobody else is asked.
         connection.answer_with(lambda _connection, _event: True)
         connection.answer_updates_with(lambda _event: None)

@@ -194,6 +194,33 @@ class PeerStats:
     """Octets of the cache that its subscriptions are owed, about a second ago."""
 
 
+UPSTREAM_STATES = ("open", "leaving", "opening")
+"""There is a session; it has said that it will close it; there is none, and one is tried for."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStats:
+    """One upstream of a relay."""
+
+    preference: int
+    """How many others are asked before it."""
+
+    upstream: str
+    """Host and port, as configured."""
+
+    state: str
+    """One of `UPSTREAM_STATES`."""
+
+    sessions: int
+    """Sessions with it since the start, one after the other."""
+
+    requests: int
+    """Requests that this relay has made of it, over all of them; updates count."""
+
+    retries: int
+    """Tries to open a session that failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScopeStats:
     """One scope, without its name."""
@@ -232,3 +259,6 @@ class RelayStatus:
 
     scopes: tuple[ScopeStats, ...] = ()
     """Scopes of which most is open, at most `MAX_SCOPES_SHOWN`."""
+
+    upstreams: tuple[UpstreamStats, ...] = ()
+    """Those that are configured, the best one first."""

@@ -13,6 +13,7 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.link import Link, Opener
 from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import Reconnect
+from kvcs.relay.stats import UpstreamStats
 
 _log = get_logger("kvcs.relay")
 
@@ -43,12 +44,47 @@ class Uplink:
         self._policy = replace(policy, deadline=None)
         self._chance = new_chance()
         self._link: Link | None = None
+        self._failed = 0
+        """Tries to open the first session that failed."""
+        self._open: dict[Connection, None] = {}
+        """Sessions that are open."""
+        self._requests = 0
+        """Requests that were made on sessions that are over."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether there is a session now."""
         return self._link is not None and self._link.current.is_open
+
+    def opened(self, connection: Connection) -> None:
+        """A session with it is there: its requests count until it is over, and after."""
+        self._open[connection] = None
+        connection.on_closed(lambda: self._over(connection))
+
+    def _over(self, connection: Connection) -> None:
+        if connection in self._open:
+            del self._open[connection]
+            self._requests += connection.core.requests.made
+
+    def stats(self, preference: int) -> UpstreamStats:
+        """What an operator sees of it.
+
+        Args:
+            preference: how many others are asked before it.
+        """
+        link = self._link
+        state = "opening"
+        if link is not None and link.current.is_open:
+            state = "open" if link.current.is_usable else "leaving"
+        return UpstreamStats(
+            preference=preference,
+            upstream=self.uri.authority,
+            state=state,
+            sessions=0 if link is None else link.sessions,
+            requests=self._requests + sum(each.core.requests.made for each in self._open),
+            retries=self._failed + (0 if link is None else link.retries),
+        )
 
     def start(self) -> None:
         """Open a session in the background, and keep one from then on."""
@@ -72,6 +108,7 @@ class Uplink:
             except KvcsError as exc:
                 await link.close()
                 tries += 1
+                self._failed = tries
                 if str(exc) != told:  # once for each reason, however often it is tried
                     told = str(exc)
                     _log.warning("upstream_not_reached", uri=str(self.uri), why=told)

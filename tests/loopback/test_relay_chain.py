@@ -11,6 +11,7 @@ import pytest
 import kvcs
 from kvcs.errors import UsageError
 from kvcs.moqt.settings import SessionSettings
+from kvcs.relay.admin import families
 from kvcs.relay.server import Relay, RelaySettings
 from tests.builders import put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
@@ -84,26 +85,50 @@ async def test_a_cache_crosses_three_relays_once(
         assert max(counts) - min(counts) <= 8, counts  # versions of the manifest
 
 
+def metrics_of(relay: Relay) -> dict[str, float]:
+    """What the relay's `/metrics` says."""
+    return {
+        sample.name: sample.value
+        for family in families(relay.status(), "")
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize(
+    ("sites", "racks"),
+    [(2, 2), pytest.param(4, 4, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    ids=["7", "21"],
+)
 async def test_each_object_crosses_each_link_of_a_tree_once(
-    files: PemFiles, nothing_left_behind: None
+    files: PemFiles, nothing_left_behind: None, sites: int, racks: int
 ) -> None:
-    """1 + 2 + 4 relays, two consumers at each of the last."""
+    """1 + 2 + 4 relays, or 1 + 4 + 16; two consumers at each of the last, one of them early."""
     async with AsyncExitStack() as stack:
         root = await stack.enter_async_context(relaying(files))
-        sites = [await stack.enter_async_context(relaying(files, root.url)) for _ in range(2)]
-        racks = [
+        middle = [await stack.enter_async_context(relaying(files, root.url)) for _ in range(sites)]
+        leaves = [
             await stack.enter_async_context(relaying(files, site.url))
-            for site in sites
-            for _ in range(2)
+            for site in middle
+            for _ in range(racks)
         ]
         await stack.enter_async_context(producing(root.url, files))
-        reports = await asyncio.gather(*(consume(rack.url, files) for rack in racks * 2))
+        reports = await asyncio.gather(*(consume(leaf.url, files) for leaf in leaves))
+        # Who comes later gets all of it from the last relay's cache.
+        reports += await asyncio.gather(*(consume(leaf.url, files) for leaf in leaves))
         assert all((one.objects, one.duplicates) == (OBJECTS, 0) for one in reports)
-        versions = root.stats.objects_in - OBJECTS
+        received = metrics_of(root)["kvcs_relay_objects_received_total"]
+        versions = received - OBJECTS  # of the manifest
         assert 0 < versions < OBJECTS // 2
-        for relay in (*sites, *racks):
+        for relay, readers in [(root, sites), *((site, racks) for site in middle)]:
+            sent = metrics_of(relay)["kvcs_relay_objects_sent_total"]
+            assert readers * OBJECTS < sent <= readers * (OBJECTS + 2 * versions)
+        for relay in (*middle, *leaves):
             # A version of the manifest may come by FETCH and live; Objects of data do not.
-            assert OBJECTS < relay.stats.objects_in <= OBJECTS + 2 * versions
+            received = metrics_of(relay)["kvcs_relay_objects_received_total"]
+            assert OBJECTS < received <= OBJECTS + 2 * versions
+        for leaf in leaves:
+            sent = metrics_of(leaf)["kvcs_relay_objects_sent_total"]
+            assert 2 * OBJECTS < sent <= 2 * (OBJECTS + 2 * versions)
 
 
 async def test_a_relay_starts_before_its_upstream(

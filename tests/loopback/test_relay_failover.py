@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 import kvcs
+from kvcs.relay.stats import UpstreamStats
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.test_relay_chain import OBJECTS, SAFETY, relaying
+from tests.ports import closed_port
 
 SETTINGS = replace(QUICK, stall=SAFETY, quiet=SAFETY)
 """However long the change takes, nothing is asked for again because of it."""
@@ -55,3 +58,46 @@ async def test_consumers_of_the_relay_below_notice_nothing(files: PemFiles, at_o
         assert stats.failovers >= 1 and stats.failovers_failed == 0
         # Nobody has asked for anything again: these are the same subscriptions.
         assert (stats.subscribes, stats.fetches) == (asked, 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; looked at in every turn of the loop."""
+    loop, met = asyncio.get_running_loop(), asyncio.Event()
+
+    def look() -> None:
+        if condition():
+            met.set()
+        elif not met.is_set():
+            loop.call_soon(look)
+
+    look()
+    try:
+        async with asyncio.timeout(SAFETY):
+            await met.wait()
+    finally:
+        met.set()
+
+
+async def test_the_status_tells_how_each_upstream_is(files: PemFiles) -> None:
+    with closed_port() as nobody:
+        async with relaying(files) as upper:
+            uris = (upper.url, f"moqt://127.0.0.1:{nobody}")
+            async with relaying(files, *uris) as lower:
+
+                def upstream(preference: int) -> UpstreamStats:
+                    return lower.status().upstreams[preference]
+
+                await until(lambda: upstream(0).state == "open" and upstream(1).retries > 0)
+                assert [each.preference for each in lower.status().upstreams] == [0, 1]
+                assert upstream(0).upstream == upper.url.removeprefix("moqt://")
+                assert (upstream(0).sessions, upstream(0).requests) == (1, 0)
+                assert (upstream(1).state, upstream(1).sessions) == ("opening", 0)
+                async with kvcs.connect(lower.url, ca=files.ca) as session:
+                    with pytest.raises(kvcs.PublicationNotFound):
+                        async with kvcs.Subscriber(session).open(toy_prefix(), deadline=SAFETY):
+                            pass
+                asked = upstream(0).requests
+                assert asked > 0
+                await upper.close(at_once=True)
+                await until(lambda: upstream(0).state == "opening")
+                assert upstream(0).requests == asked

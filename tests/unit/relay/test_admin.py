@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
+import json
 import socket
 import time
 from urllib.parse import urlsplit
 
 import pytest
+from rich.console import Console
 
+from kvcs.cli.status import table
 from kvcs.errors import ConnectionFailed
 from kvcs.relay import admin as rooms
-from kvcs.relay.admin import Admin
-from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus
+from kvcs.relay.admin import Admin, families
+from kvcs.relay.stats import PeerStats, RelayStats, RelayStatus, UpstreamStats
 
 STATS = RelayStats(sessions=2, cache_octets=4096, hits=5, misses=1, groups=3, tracks=2)
 PEERS = tuple(
@@ -63,6 +67,36 @@ async def test_metrics_are_those_of_now_under_the_documented_names() -> None:
         name = line.split()[0]
         # The process's own counters go on through other tests: their name is what counts here.
         assert line in lines or (name == "kvcs_bytes_published_total" and name in text), line
+
+
+UPSTREAMS = (
+    UpstreamStats(0, "relay-a.example:4433", "open", sessions=2, requests=7, retries=1),
+    UpstreamStats(1, "relay-b.example", "opening", sessions=0, requests=0, retries=5),
+)
+
+
+async def test_upstreams_have_metrics_and_rows_of_their_own() -> None:
+    status = RelayStatus(True, STATS, PEERS, (), UPSTREAMS)
+    samples = {
+        (sample.name, sample.labels["preference"], sample.labels.get("state")): sample.value
+        for family in families(status, "9.9")
+        for sample in family.samples
+        if sample.labels.get("upstream") in [each.upstream for each in UPSTREAMS]
+    }
+    assert samples["kvcs_upstream_state", "0", "open"] == 1
+    assert samples["kvcs_upstream_state", "0", "opening"] == 0
+    assert samples["kvcs_upstream_state", "1", "opening"] == 1
+    for one in UPSTREAMS:
+        for member in ("sessions", "requests", "retries"):
+            found = samples[f"kvcs_upstream_{member}_total", str(one.preference), None]
+            assert found == getattr(one, member)
+    async with Admin(lambda: status, "9.9") as admin:
+        _, document = await asyncio.to_thread(get, admin.url, "/status")
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(table(json.loads(document)))
+    rows = [line.replace("│", " ").split() for line in shown.getvalue().splitlines()]
+    assert ["relay-a.example:4433", "open", "0", "2", "7", "1"] in rows
+    assert ["relay-b.example", "opening", "1", "0", "0", "5"] in rows
 
 
 async def test_no_label_can_name_what_is_cached_or_who_asks() -> None:

@@ -11,6 +11,8 @@
     async with kvcs.Subscriber(session).open(prefix) as streamed:          # a consumer
         cache, logits = await hf.resume(model, streamed)
 
+`Recomputer` computes what lacks of a cache: give it to `open` as ``recompute``.
+
 The model is the caller's, in host memory or on a device, and so is decoding: `cache` is a
 `DynamicCache`, good for `model.generate(...)` or a loop of one's own. torch and transformers are
 imported when a function needs them, not before.
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcs.errors import DescriptorMismatch, UsageError
 from kvcs.integrations.handover import DEFAULT_AHEAD, Inlet, run_in_thread
+from kvcs.integrations.recomputing import Recomputer as Recomputer
 from kvcs.kv import Descriptor, Unpinned
 from kvcs.publisher import Publication
 from kvcs.subscriber import Cache

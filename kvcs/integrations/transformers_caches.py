@@ -6,7 +6,7 @@ The only module of this adapter that imports both libraries at once; its front i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from kvcs.errors import UsageError
-from kvcs.integrations.handover import DEFAULT_AHEAD, Inlet, Outlet, TakesLayers
+from kvcs.integrations.handover import DEFAULT_AHEAD, Outlet, TakesLayers
+from kvcs.integrations.recomputing import Turns
 from kvcs.kv import LayerTensors
 
 Tensor = Any
@@ -220,6 +221,16 @@ class PublishingCache(DynamicCache):  # type: ignore[misc]
         self._outlet.stop(reason)
 
 
+class LayersInThread(Protocol):
+    """Gives layers in the model's thread; `kvcs.integrations.handover.Inlet` is one."""
+
+    def layer(self, index: int) -> LayerTensors:
+        """A layer; waits for it if need be."""
+
+    def stop(self, reason: str) -> None:
+        """Wait for no more."""
+
+
 class StreamedCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` whose layers come over the network while the model already computes.
 
@@ -239,7 +250,7 @@ class StreamedCache(DynamicCache):  # type: ignore[misc]
 
     def __init__(
         self,
-        source: Inlet,
+        source: LayersInThread,
         layers: int,
         tokens: int,
         *,
@@ -248,7 +259,7 @@ class StreamedCache(DynamicCache):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.layers.extend(DynamicLayer() for _ in range(layers))
-        self._source: Inlet | None = source
+        self._source: LayersInThread | None = source
         self._tokens = tokens
         self._device = device
         self._on_layer = on_layer
@@ -362,3 +373,54 @@ class StreamedCache(DynamicCache):  # type: ignore[misc]
             self._source = None
         if self._on_layer is not None:
             self._on_layer(index)
+
+
+class RecomputingCache(StreamedCache):
+    """The cache of a pass that computes lost tokens of some layers, and stops behind the last.
+
+    Args:
+        turns: told of each layer's new keys and values; holds the pass up, or ends it.
+        past: what the cache has of the layers below, looked at when a layer is reached.
+        layers: layers of the model.
+        tokens: tokens before the lost ones, which every layer of ``past`` has.
+        device: where the model computes.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        past: Mapping[int, LayerTensors],
+        layers: int,
+        tokens: int,
+        *,
+        device: Any = None,
+    ) -> None:
+        super().__init__(_Past(past), layers, tokens, device=device)
+        self._turns = turns
+        if not tokens:
+            self._owed.clear()  # nothing is taken from anywhere
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Give a layer's new keys and values, and go on once a later layer is wanted.
+
+        Raises:
+            HandOverEnded: none is.
+        """
+        self._turns.reached(layer_idx, key_states, value_states)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+class _Past:
+    """Layers that are all here."""
+
+    def __init__(self, layers: Mapping[int, LayerTensors]) -> None:
+        self._layers = layers
+
+    def layer(self, index: int) -> LayerTensors:
+        """A layer."""
+        return self._layers[index]
+
+    def stop(self, reason: str) -> None:
+        """Nothing is waited for."""

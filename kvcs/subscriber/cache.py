@@ -82,6 +82,15 @@ class Cache:
         finally:
             self._retrieval.readers.forget(index, future)
 
+    def layer_now(self, index: int) -> LayerTensors | None:
+        """One layer, if it is whole already and may be handed out; waits for nothing.
+
+        Raises:
+            UsageError: it was not selected.
+            KvcsError: it will never be whole; as `layer`.
+        """
+        return self._retrieval.ready(index)
+
     def __aiter__(self) -> AsyncIterator[LayerTensors]:
         """Every selected layer, in order, each as soon as it is whole; then `complete`."""
         return Layers(self.layers, self)

@@ -1,4 +1,5 @@
-"""SmolLM2: chunks of any length, and prompts that share only their beginning with what is there."""
+"""SmolLM2: chunks of any length, prompts that share only their beginning with what is there, and a
+layer that is lost."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 
 import kvcs
 from kvcs.integrations import transformers as hf
+from kvcs.moqt.names import FullTrackName
 from tests.certificates import PemFiles
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -137,3 +139,76 @@ async def test_two_thirds_are_reused_and_the_rest_is_computed(
     logits = hf.continue_from(smol.model, own, other)
     assert got.logits.tolist() == logits.tolist()
     assert smol.answer(got.cache, got.logits, ANSWER) == smol.answer(own, logits, ANSWER)
+
+
+LOST = 17
+"""A layer in the middle of the thirty."""
+
+
+async def test_one_lost_layer_is_recomputed_alone(
+    smol: Any, prompt: list[int], files: PemFiles
+) -> None:
+    prefix = kvcs.Prefix(SCOPE, smol.descriptor, prompt)
+    tokens = 16 * prefix.blocks
+    asked: list[kvcs.MissingLayer] = []
+    engine = hf.Recomputer(smol.model, prefix)
+
+    async def recompute(missing: kvcs.MissingLayer) -> tuple[Any, Any]:
+        asked.append(missing)
+        return await engine(missing)
+
+    async with (
+        sessions(files) as (server, session),
+        kvcs.Publisher(server).publish(prefix) as publication,
+    ):
+        own = await hf.prefill(smol.model, publication)
+        lose(server, publication, LOST)
+        with pytest.raises(kvcs.CacheIncomplete) as caught:
+            async with kvcs.Subscriber(session).open(prefix, deadline=120) as cache:
+                await cache.complete()
+        assert {run.layer for run in caught.value.missing} == {LOST}
+        async with kvcs.Subscriber(session).open(
+            prefix, deadline=120, recompute=recompute
+        ) as cache:
+            with computed_layers(smol.model) as computed:
+                got = await hf.resume(smol.model, cache)
+            report = cache.report
+        engine.close()
+    [missing] = asked
+    assert (missing.layer, missing.first_token, missing.last_token) == (LOST, 0, tokens - 1)
+    assert (report.recomputed, report.objects) == (2 * prefix.blocks, 2 * prefix.blocks * 29)
+    # The layers below it, once, for all tokens; it itself and those above, never.
+    assert [layer for layer, count in computed if count == tokens] == list(range(LOST))
+    assert [layer for layer, count in computed if count < tokens] == list(range(30))
+    k, v = hf.from_dynamic_cache(own, tokens)[LOST]
+    for mine, theirs in zip(hf.from_dynamic_cache(got.cache, tokens)[LOST], (k, v), strict=True):
+        assert (mine - theirs).abs().max() <= 0.05 * theirs.abs().max()
+    logits = hf.continue_from(smol.model, own, prompt)
+    text = smol.answer(own, logits, ANSWER)
+    assert len(text) > 2
+    assert smol.answer(got.cache, got.logits, ANSWER) == text
+
+
+def lose(server: kvcs.Server, publication: kvcs.Publication, layer: int) -> None:
+    """Make a producer lose a layer of what it has published."""
+    for name in (b"k.raw.s0", b"v.raw.s0"):
+        track = server.origin._tracks[FullTrackName(publication.namespace, name)]
+        assert layer in track.groups
+        track.evict_group(layer)
+
+
+@contextmanager
+def computed_layers(model: Any) -> Iterator[list[tuple[int, int]]]:
+    """Layers whose last part a pass computes, and for how many tokens."""
+    counts: list[tuple[int, int]] = []
+    hooks = [
+        layer.mlp.register_forward_pre_hook(
+            lambda _, inputs, index=index: counts.append((index, inputs[0].shape[1]))
+        )
+        for index, layer in enumerate(model.model.layers)
+    ]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -10,19 +10,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
-from kvcs.errors import MissingBlocks, UsageError
+from kvcs.errors import MissingBlocks, PublicationError, UsageError
 from kvcs.kv.arrays import byte_view
 from kvcs.kv.codecs import Codec
 from kvcs.kv.descriptor import Descriptor
 from kvcs.kv.layout import BlockLayout
+from kvcs.kv.memory import new_array
 from kvcs.kv.payload import DIGEST_OCTETS, HeaderCheck
 from kvcs.kv.tracks import MAX_BLOCK, Component, DataTrack
 from kvcs.moqt.names import Location
+
+if TYPE_CHECKING:
+    from kvcs.kv.manifest import Manifest
+    from kvcs.kv.slots import Slot
 
 OWED: Final = 0
 """Block state: not here."""
@@ -100,10 +104,30 @@ class Part:
     codec: Codec
     """Codec of all of them."""
 
+    def check(self, number: int, manifest: Manifest) -> None:
+        """Hold it, as segment ``number``, to a manifest that describes it.
 
-@dataclass(frozen=True, slots=True)
+        Raises:
+            PublicationError: it is described otherwise than it was selected.
+        """
+        if number >= len(manifest.segments):
+            return
+        entry = manifest.segments[number]
+        if entry.blocks != self.blocks:
+            raise PublicationError(
+                f"manifest: segment {number} has {entry.blocks} blocks, expected {self.blocks}"
+            )
+        for track in self.tracks:
+            if track not in entry.tracks:
+                raise PublicationError(f"manifest: segment {number} has no track {track}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Lane:
     """What the Objects of one selected track have in common."""
+
+    track: DataTrack
+    """The track."""
 
     part: Part
     """Its segment."""
@@ -117,15 +141,26 @@ class Lane:
     payload_octets: int | None
     """Octets of each payload, where the codec fixes them."""
 
+    rows: dict[int, Row] = field(default_factory=dict)
+    """By layer, those of which something has come."""
+
 
 class Row:
-    """State and digest of each wanted block of one layer on one track."""
+    """State, digest and place of each wanted block of one layer on one track."""
 
-    __slots__ = ("digests", "states")
+    __slots__ = ("digests", "holders", "listed", "places", "states")
 
     def __init__(self, blocks: int) -> None:
         self.states = bytearray(blocks)
         self.digests = bytearray(blocks * DIGEST_OCTETS)
+        self.listed: bytes | None = None
+        """Digests of the layer's Objects on the track, one after the other, if a manifest lists
+        them."""
+        self.places: tuple[memoryview, ...] = ()
+        """Octets of all the segment's blocks in the layer's tensors, for each section; none before
+        the first is needed."""
+        self.holders: dict[int, Slot] = {}
+        """Who fills the place of a block now."""
 
     def digest(self, block: int) -> bytes:
         """Digest of a block that is not owed."""
@@ -138,6 +173,17 @@ class Row:
     def leading(self) -> int:
         """Verified blocks before the first that is not."""
         return len(self.states) - len(self.states.lstrip(b"\x02"))
+
+    def take_over(self, block: int) -> None:
+        """Whoever fills the place of a block now only counts as a copy."""
+        holder = self.holders.pop(block, None)
+        if holder is not None:
+            holder.leave()
+
+
+def digest_at(listed: bytes, block: int) -> bytes:
+    """Digest of one block in the list of a layer's."""
+    return listed[block * DIGEST_OCTETS : (block + 1) * DIGEST_OCTETS]
 
 
 class Holdings:
@@ -168,13 +214,12 @@ class Holdings:
         self._covered = 0
         self._objects = 0
         """Objects of one layer in the segments added so far."""
-        self._rows: dict[tuple[DataTrack, int], Row] = {}
         self._lanes: dict[DataTrack, Lane] = {}
         self._tensors: dict[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
-        self._octets: dict[int, tuple[memoryview, memoryview]] = {}
-        """The same as octets."""
-        self._verified: Counter[int] = Counter()
+        self._verified = [0] * descriptor.layers
+        """Objects of each layer that are in place and count."""
         self._contradicted: set[int] = set()
+        self._dropped: set[int] = set()
         self._ready: list[int] = []
 
     descriptor: Descriptor
@@ -199,6 +244,11 @@ class Holdings:
         """The selected tracks of all segments added so far."""
         return tuple(track for part in self._parts for track in part.tracks)
 
+    @property
+    def filling(self) -> int:
+        """Blocks whose place an Object fills that is on its way in."""
+        return sum(len(row.holders) for lane in self._lanes.values() for row in lane.rows.values())
+
     def want_covered(self) -> None:
         """Want no more blocks than lie in the segments added so far: there will be no others.
 
@@ -222,19 +272,30 @@ class Holdings:
 
     def payload_octets(self, track: DataTrack) -> int | None:
         """Octets of each payload of a selected track, where its codec fixes them."""
-        return self._lane(track).payload_octets
+        return self.lane(track).payload_octets
 
-    def _lane(self, track: DataTrack) -> Lane:
+    def lane(self, track: DataTrack) -> Lane:
+        """What the Objects of a selected track have in common.
+
+        Raises:
+            UsageError: ``track`` was not selected.
+        """
         lane = self._lanes.get(track)
         if lane is None:
             raise UsageError(f"track {track} was not selected")
         return lane
 
-    def _row(self, track: DataTrack, layer: int) -> Row:
-        row = self._rows.get((track, layer))
+    def _row(self, lane: Lane, layer: int) -> Row:
+        """Row of a layer on a track; a new one knows what is listed."""
+        row = lane.rows.get(layer)
         if row is None:
-            row = self._rows[track, layer] = Row(self._parts[track.segment].wanted)
+            row = lane.rows[layer] = Row(lane.part.wanted)
+            row.listed = self._list_of(lane.track, layer)
         return row
+
+    def _list_of(self, track: DataTrack, layer: int) -> bytes | None:
+        """Digests of a layer's Objects on a track, where they are listed."""
+        return None
 
     def _layer(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         tensors = self._tensors.get(layer)
@@ -242,39 +303,37 @@ class Holdings:
             tokens, heads = self.blocks * self.descriptor.block_tokens, self.descriptor.kv_heads
             dtype = self.descriptor.numpy_dtype
             tensors = self._tensors[layer] = (
-                np.empty((tokens, heads, self.descriptor.head_dim), dtype),
-                np.empty((tokens, heads, self.descriptor.v_head_dim), dtype),
+                new_array((tokens, heads, self.descriptor.head_dim), dtype),
+                new_array((tokens, heads, self.descriptor.v_head_dim), dtype),
             )
         return tensors
 
-    def _sections(self, track: DataTrack, location: Location) -> list[memoryview]:
+    def _sections(self, lane: Lane, row: Row, layer: int, block: int) -> list[memoryview]:
         """Writable octets of one block's sections."""
-        views = self._octets.get(location.group)
-        if views is None:
-            k, v = self._layer(location.group)
-            views = self._octets[location.group] = (byte_view(k), byte_view(v))
-        wanted: tuple[memoryview, ...] = views
-        if track.component is not Component.KV:
-            wanted = views[:1] if track.component is Component.K else views[1:]
-        lane = self._lanes[track]
-        block = lane.part.first_block + location.object
         sizes = lane.layout.section_octets
+        if not row.places:
+            k, v = map(byte_view, self._layer(layer))
+            wanted = {Component.K: (k,), Component.V: (v,), Component.KV: (k, v)}
+            first, last = lane.part.first_block, lane.part.first_block + lane.part.wanted
+            row.places = tuple(
+                view[first * size : last * size]
+                for view, size in zip(wanted[lane.track.component], sizes, strict=True)
+            )
         return [
             view[block * size : (block + 1) * size]
-            for view, size in zip(wanted, sizes, strict=True)
+            for view, size in zip(row.places, sizes, strict=True)
         ]
 
-    def _release(
-        self, track: DataTrack, layer: int, row: Row, block: int, *, ours: bool = False
-    ) -> None:
+    def _release(self, lane: Lane, layer: int, row: Row, block: int, *, ours: bool = False) -> None:
         row.states[block] = VERIFIED
-        self._verified[layer] += 1
+        verified = self._verified[layer] = self._verified[layer] + 1
+        counters = self.counters
         if ours:
-            self.counters.supplied += 1
+            counters.supplied += 1
         else:
-            self.counters.verified += 1
-            self.counters.verified_octets += self._lanes[track].layout.octets
-        if self.is_ready(layer):
+            counters.verified += 1
+            counters.verified_octets += lane.layout.octets
+        if verified >= self._objects and self.is_ready(layer):
             self._ready.append(layer)
 
     # --- asking ---
@@ -293,8 +352,12 @@ class Holdings:
         return [layer for layer in ready if self.is_ready(layer)]
 
     def ready_layers(self) -> list[LayerTensors]:
-        """Every ready layer's tensors, by ascending index."""
-        return [self.layer(layer) for layer in self.layers if self.is_ready(layer)]
+        """The tensors of every ready layer that was not dropped, by ascending index."""
+        return [
+            self.layer(layer)
+            for layer in self.layers
+            if self.is_ready(layer) and layer not in self._dropped
+        ]
 
     def layer(self, layer: int, tokens: int | None = None) -> LayerTensors:
         """A layer's tensors: all selected tokens, or the first ``tokens``.
@@ -307,6 +370,8 @@ class Holdings:
         """
         if layer not in self.layers:
             raise UsageError(f"layer {layer} was not selected")
+        if layer in self._dropped:
+            raise UsageError(f"layer {layer} was dropped")
         everything = self.blocks * self.descriptor.block_tokens
         wanted = everything if tokens is None else tokens
         usable = everything if self.is_ready(layer) else self.usable_tokens(layer)
@@ -315,6 +380,25 @@ class Holdings:
         k, v = (array[:wanted] for array in self._layer(layer))
         k.flags.writeable = v.flags.writeable = False
         return LayerTensors(layer, k, v)
+
+    def drop(self, layer: int) -> None:
+        """Let a ready layer go: its tensors are given no more, and their memory is free as soon as
+        nobody else holds them. It stays verified. Does nothing twice.
+
+        Raises:
+            UsageError: the layer is not ready.
+        """
+        if not self.is_ready(layer):
+            raise UsageError(f"layer {layer} is not whole yet: it cannot be dropped")
+        self._dropped.add(layer)
+        self._tensors.pop(layer, None)
+        for lane in self._lanes.values():
+            lane.rows[layer].places = ()  # each has one: the layer is ready
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether any layer was dropped."""
+        return bool(self._dropped)
 
     @property
     def whole(self) -> bool:
@@ -332,7 +416,7 @@ class Holdings:
             return 0
         leading = 0
         for part in self._parts:
-            rows = [self._rows.get((track, layer)) for track in part.tracks]
+            rows = [self._lanes[track].rows.get(layer) for track in part.tracks]
             here = min(0 if row is None else row.leading() for row in rows)
             leading += here
             if here < part.wanted:
@@ -387,9 +471,10 @@ class Holdings:
 
     def _runs_of(self, track: DataTrack, layer: int) -> list[tuple[int, int]]:
         """Runs of blocks of one track and layer that are not verified, without their ends."""
-        row = self._rows.get((track, layer))
+        lane = self.lane(track)
+        row = lane.rows.get(layer)
         if row is None:
-            return [(0, self._lane(track).part.wanted)]
+            return [(0, lane.part.wanted)]
         return [match.span() for match in _LACKING.finditer(row.states)]
 
     def _run(

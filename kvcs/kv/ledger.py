@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from kvcs.errors import ObjectError, PublicationError, UsageError
 from kvcs.kv import codecs
+from kvcs.kv.arrays import byte_view
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Part, Row
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Part, Row, digest_at
 from kvcs.kv.manifest import Manifest, check_succession
 from kvcs.kv.payload import (
     DIGEST_OCTETS,
@@ -22,7 +25,7 @@ from kvcs.kv.payload import (
     check_length,
     compare_digests,
 )
-from kvcs.kv.slots import Aside, InPlace, Nowhere, Outcome, Sink, Slot
+from kvcs.kv.slots import InPieces, Nowhere, Outcome, Slot
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.substitutes import Substitutes
 from kvcs.kv.tracks import Component, DataTrack
@@ -136,13 +139,13 @@ class Ledger(Substitutes):
         wanted = min(blocks, self.blocks - first_block)
         part = Part(first_block, blocks, wanted, ordered, codec)
         if self._manifest is not None:
-            _check_part(number, part, self._manifest)
+            part.check(number, self._manifest)
         lanes: dict[DataTrack, Lane] = {}
         for track, layout in layouts.items():
             check = HeaderCheck(track, first_block, self.descriptor, self._max_data_octets)
             octets = codec.data_octets(layout)
             fixed = None if octets is None else HEADER_OCTETS + octets
-            lanes[track] = Lane(part, layout, check, fixed)
+            lanes[track] = Lane(track, part, layout, check, fixed)
         self._select(part, lanes)
 
     def apply_manifest(self, manifest: Manifest) -> None:
@@ -162,39 +165,37 @@ class Ledger(Substitutes):
         if self._manifest is not None:
             check_succession(self._manifest, manifest)
         for number, part in enumerate(self._parts):
-            _check_part(number, part, manifest)
+            part.check(number, manifest)
         rows = self._newly_listed(manifest)
-        for track, layer, row, listed in rows:
+        for lane, layer, row, listed in rows:
             for block in row.known():
-                if self._is_of_another(track, Location(layer, block)):
+                if self._is_of_another(lane.track, Location(layer, block)):
                     continue
-                if row.states[block] == VERIFIED and row.digest(block) != listed[block]:
-                    raise self._contradiction(track, layer, block, "the manifest lists")
+                if row.states[block] == VERIFIED and row.digest(block) != digest_at(listed, block):
+                    raise self._contradiction(lane.track, layer, block, "the manifest lists")
         self._manifest = manifest
-        for track, layer, row, listed in rows:
+        for lane, layer, row, listed in rows:
+            row.listed = listed
             for block in row.known():
                 if row.states[block] != WAITING:
                     continue
-                if row.digest(block) == listed[block]:
-                    self._release(track, layer, row, block)
+                if row.digest(block) == digest_at(listed, block):
+                    self._release(lane, layer, row, block)
                 else:
                     row.states[block] = OWED
                     self.counters.rejected["listed"] += 1
 
-    def _newly_listed(self, manifest: Manifest) -> list[tuple[DataTrack, int, Row, list[bytes]]]:
+    def _newly_listed(self, manifest: Manifest) -> list[tuple[Lane, int, Row, bytes]]:
         """Rows that hold something, with the lists that no former version had."""
         found = []
         for number, part in enumerate(self._parts[: len(manifest.segments)]):
             for track in part.tracks:
+                lane = self._lanes[track]
                 groups = manifest.segments[number].object_digests.get(track, ())
                 for layer in range(self._layers_listed(track), len(groups)):
-                    row = self._rows.get((track, layer))
+                    row = lane.rows.get(layer)
                     if row is not None:
-                        group, size = groups[layer], part.wanted * DIGEST_OCTETS
-                        listed = [
-                            group[at : at + DIGEST_OCTETS] for at in range(0, size, DIGEST_OCTETS)
-                        ]
-                        found.append((track, layer, row, listed))
+                        found.append((lane, layer, row, groups[layer]))
         return found
 
     def _layers_listed(self, track: DataTrack) -> int:
@@ -202,10 +203,11 @@ class Ledger(Substitutes):
             return 0
         return len(self._manifest.segments[track.segment].object_digests.get(track, ()))
 
-    def _listed(self, track: DataTrack, layer: int, block: int) -> bytes | None:
-        if self._manifest is None or track.segment >= len(self._manifest.segments):
+    def _list_of(self, track: DataTrack, layer: int) -> bytes | None:
+        if layer >= self._layers_listed(track):
             return None
-        return self._manifest.segments[track.segment].digest(track, layer, block)
+        assert self._manifest is not None  # it lists the layer
+        return self._manifest.segments[track.segment].object_digests[track][layer]
 
     # --- receiving ---
 
@@ -225,19 +227,22 @@ class Ledger(Substitutes):
                 is counted.
             UsageError: ``track`` was not selected.
         """
-        lane = self._lane(track)
+        return self.begin_on(self.lane(track), location, payload_length)
+
+    def begin_on(self, lane: Lane, location: Location, payload_length: int) -> Slot | None:
+        """As `begin`, for who has looked the track's lane up before."""
         layer, block = location
         if layer in self.layers and block < lane.part.wanted:
             if payload_length == lane.payload_octets:
-                return Slot(self, track, location, payload_length)
-        elif not self.wants(track, location):
+                return Slot(self, lane, location, payload_length)
+        elif not self.wants(lane.track, location):
             return None
         try:
-            check_length(track, self.descriptor, payload_length, self._max_data_octets)
+            check_length(lane.track, self.descriptor, payload_length, self._max_data_octets)
         except ObjectError as exc:
             self.counters.rejected[exc.check] += 1
             raise
-        return Slot(self, track, location, payload_length)
+        return Slot(self, lane, location, payload_length)
 
     def wants(self, track: DataTrack, location: Location) -> bool:
         """Whether an Object is in the selection; one that is not is counted.
@@ -246,7 +251,7 @@ class Ledger(Substitutes):
             ObjectError: no such layer or block exists. It is counted.
             UsageError: ``track`` was not selected.
         """
-        part = self._lane(track).part
+        part = self.lane(track).part
         layer, block = location
         try:
             if layer >= self.descriptor.layers:
@@ -274,27 +279,40 @@ class Ledger(Substitutes):
             return 0
         return manifest.segments[track.segment].padding_blocks
 
-    def place(self, slot: Slot, header: Octets) -> Sink:
+    def place(self, slot: Slot, header: Octets) -> None:
         """Check an Object's header and say where its Data goes; `Slot.write` calls this.
 
         Raises:
             ObjectError: a field of the header is wrong.
         """
-        track, location = slot.track, slot.location
-        lane = self._lane(track)
+        lane, location = slot.lane, slot.location
+        layer, block = location
         slot.digest = lane.check.digest(header, location, slot.payload_length)
-        row = slot.row = self._row(track, location.group)
-        if row.states[location.object] != OWED:
-            return Nowhere()
-        octets = slot.payload_length - HEADER_OCTETS
-        if self._holders.setdefault((row, location.object), slot) is slot:
-            if lane.part.codec.in_place:
-                return InPlace(self._sections(track, location))
-            return Aside(octets)
-        if sum(self._aside.values()) + octets > self._max_aside_octets:
-            return Nowhere()
-        self._aside[slot] = octets
-        return Aside(octets)
+        row = slot.row = self._row(lane, layer)
+        if row.states[block] != OWED:
+            slot.sink = Nowhere()
+        elif row.holders.setdefault(block, slot) is not slot:
+            octets = slot.payload_length - HEADER_OCTETS
+            if sum(self._aside.values()) + octets > self._max_aside_octets:
+                slot.sink = Nowhere()
+            else:
+                self._aside[slot] = octets
+                self._put_aside(slot)
+        elif lane.part.codec.in_place:
+            sections = self._sections(lane, row, layer, block)
+            if len(sections) == 1 or not sections[1]:
+                slot.place = sections[0]
+            else:
+                slot.sink = InPieces(sections)
+        else:
+            self._put_aside(slot)
+
+    @staticmethod
+    def _put_aside(slot: Slot) -> None:
+        """Give Data a buffer of its own; its length was checked against a limit."""
+        # Not zeroed: a peer that announces much and sends little costs nothing.
+        slot.place = byte_view(np.empty(slot.payload_length - HEADER_OCTETS, np.uint8))
+        slot.is_aside = True
 
     def finish(self, slot: Slot) -> Outcome:
         """Check an Object whose last octet came, and release it or drop it.
@@ -331,7 +349,7 @@ class Ledger(Substitutes):
                 usable from this publication.
             UsageError: ``track`` was not selected.
         """
-        part = self._lane(track).part
+        part = self.lane(track).part
         if location.group < self.descriptor.layers and location.object < part.blocks:
             self._contradicted.add(location.group)
             raise PublicationError(
@@ -340,79 +358,79 @@ class Ledger(Substitutes):
             )
 
     def _finish(self, slot: Slot) -> Outcome:
-        track, (layer, block) = slot.track, slot.location
+        lane, row, location = slot.lane, slot.row, slot.location
         if slot.error is not None:
             raise slot.error
-        announced, sink, row = slot.digest, slot.sink, slot.row
-        if announced is None or sink is None or slot.received != slot.payload_length:
+        announced = slot.digest
+        if announced is None or row is None or slot.received != slot.payload_length:
             raise ObjectError(
-                f"{track} {slot.location}: {slot.received} of {slot.payload_length} octets came",
+                f"{lane.track} {location}: {slot.received} of {slot.payload_length} octets came",
                 check="length",
             )
-        assert row is not None  # it was set with the digest
-        compare_digests(slot.location, announced, sink.digest())
+        digest = slot.data_digest()
+        if digest != announced:
+            compare_digests(location, announced, digest)
+        layer, block = location
         if row.states[block] != OWED:
-            elsewhere = self._is_of_another(track, slot.location)
+            elsewhere = self._is_of_another(lane.track, location)
             if row.digest(block) != announced and not elsewhere:
-                raise self._contradiction(track, layer, block, "a second copy has")
+                raise self._contradiction(lane.track, layer, block, "a second copy has")
             self.counters.duplicates += 1
             return Outcome.DUPLICATE
-        listed = self._listed(track, layer, block)
-        if listed is not None and listed != announced:
+        listed = row.listed
+        if listed is not None and digest_at(listed, block) != announced:
             raise ObjectError(
-                f"{track} {slot.location}: Data Digest is not the one that the manifest lists",
+                f"{lane.track} {location}: Data Digest is not the one that the manifest lists",
                 check="listed",
             )
-        if isinstance(sink, Nowhere):
+        if isinstance(slot.sink, Nowhere):
             self.counters.duplicates += 1
             return Outcome.DUPLICATE
-        if isinstance(sink, Aside):
-            self._land(slot, sink.data)
+        if slot.is_aside:
+            self._land(slot, row)
         row.digests[block * DIGEST_OCTETS : (block + 1) * DIGEST_OCTETS] = announced
         if self.signed and listed is None:
             row.states[block] = WAITING
             return Outcome.WAITING
-        self._release(track, layer, row, block)
+        self._release(lane, layer, row, block)
         return Outcome.VERIFIED
 
-    def _land(self, slot: Slot, data: memoryview) -> None:
+    def _land(self, slot: Slot, row: Row) -> None:
         """Decode Data that was kept aside into its place in the tensors.
 
         Raises:
             ObjectError: ``codec``: it does not decode to exactly the sections.
         """
-        lane = self._lane(slot.track)
-        part, layout = lane.part, lane.layout
+        lane, (layer, block) = slot.lane, slot.location
+        codec, layout, data = lane.part.codec, lane.layout, slot.place
+        assert data is not None  # where it was kept
         try:
-            pieces = [memoryview(piece).cast("B") for piece in part.codec.decode(data, layout)]
+            pieces = [memoryview(piece).cast("B") for piece in codec.decode(data, layout)]
         except Exception as exc:
             # Codecs are plug-ins fed with a peer's octets: whatever they raise, the Object is bad.
             raise ObjectError(
-                f"{slot.track} {slot.location}: codec {part.codec.name} failed: {exc}",
-                check="codec",
+                f"{lane.track} {slot.location}: codec {codec.name} failed: {exc}", check="codec"
             ) from exc
         lengths = tuple(len(piece) for piece in pieces)
         if lengths != layout.section_octets:
             raise ObjectError(
-                f"{slot.track} {slot.location}: codec {part.codec.name} gave sections of {lengths}"
+                f"{lane.track} {slot.location}: codec {codec.name} gave sections of {lengths}"
                 f" octets, expected {layout.section_octets}",
                 check="codec",
             )
-        # The first copy may still be on its way.
-        self._take_over(self._row(slot.track, slot.location.group), slot.location)
-        for place, piece in zip(self._sections(slot.track, slot.location), pieces, strict=True):
+        row.take_over(block)  # the first copy may still be on its way
+        for place, piece in zip(self._sections(lane, row, layer, block), pieces, strict=True):
             place[:] = piece
 
     def _leave(self, slot: Slot) -> None:
         slot.ended = True
-        slot.sink = None
+        slot.place = slot.sink = None
         self.counters.octets += slot.received
         if self._aside:
             self._aside.pop(slot, None)
-        if slot.row is not None:
-            place = (slot.row, slot.location.object)
-            if self._holders.get(place) is slot:
-                del self._holders[place]
+        row, block = slot.row, slot.location.object
+        if row is not None and row.holders.get(block) is slot:
+            del row.holders[block]
 
     def _contradiction(
         self, track: DataTrack, layer: int, block: int, who: str
@@ -422,21 +440,3 @@ class Ledger(Substitutes):
             f"{track} {layer}/{block}: {who} another digest than the Object already taken; the"
             " publication contradicts itself"
         )
-
-
-def _check_part(number: int, part: Part, manifest: Manifest) -> None:
-    """Hold a selected segment to a manifest that describes it.
-
-    Raises:
-        PublicationError: it is described otherwise than it was selected.
-    """
-    if number >= len(manifest.segments):
-        return
-    entry = manifest.segments[number]
-    if entry.blocks != part.blocks:
-        raise PublicationError(
-            f"manifest: segment {number} has {entry.blocks} blocks, expected {part.blocks}"
-        )
-    for track in part.tracks:
-        if track not in entry.tracks:
-            raise PublicationError(f"manifest: segment {number} has no track {track}")

@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from kvcs.errors import ObjectError
-from kvcs.kv.arrays import byte_view
-from kvcs.kv.holdings import Row
 from kvcs.kv.payload import HEADER_OCTETS
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import DataTrack
 from kvcs.moqt.names import Location
+
+if TYPE_CHECKING:
+    from kvcs.kv.holdings import Lane, Row
 
 
 class Outcome(Enum):
@@ -60,8 +59,8 @@ class Nowhere:
         return self._hash.digest()
 
 
-class InPlace:
-    """Copies octets to where they belong; hashes them there.
+class InPieces:
+    """Copies octets to where they belong, in several places; hashes them there.
 
     Args:
         sections: writable views of the sections' octets in the layer's tensors.
@@ -103,38 +102,14 @@ class InPlace:
 
     def digest(self) -> bytes:
         """SHA-256 of what was taken."""
-        if self._section == len(self._sections) == 1:
-            return hashlib.sha256(self._sections[0]).digest()
         return self.leave().digest()
-
-
-class Aside:
-    """Keeps octets in a buffer of their own: to be decoded, or because the place is taken.
-
-    Args:
-        octets: Data Length, checked against a limit by the caller.
-    """
-
-    def __init__(self, octets: int) -> None:
-        # Not zeroed: a peer that announces much and sends little costs nothing.
-        self.data = byte_view(np.empty(octets, dtype=np.uint8))
-        self._taken = 0
-
-    def write(self, octets: Octets) -> None:
-        """Copy the octets into the buffer."""
-        self.data[self._taken : self._taken + len(octets)] = octets
-        self._taken += len(octets)
-
-    def digest(self) -> bytes:
-        """SHA-256 of what was taken."""
-        return hashlib.sha256(self.data[: self._taken]).digest()
 
 
 class Keeper(Protocol):
     """What a slot needs of the ledger that made it."""
 
-    def place(self, slot: Slot, header: Octets) -> Sink:
-        """Check the header, note its Data Digest in the slot, and say where Data goes.
+    def place(self, slot: Slot, header: Octets) -> None:
+        """Check the header, note its Data Digest in the slot, and where Data goes.
 
         Raises:
             ObjectError: a field is wrong.
@@ -160,19 +135,19 @@ class Slot:
         "digest",
         "ended",
         "error",
+        "is_aside",
+        "lane",
         "location",
         "payload_length",
+        "place",
         "received",
         "row",
         "sink",
-        "track",
     )
 
-    def __init__(
-        self, ledger: Keeper, track: DataTrack, location: Location, payload_length: int
-    ) -> None:
-        self.track = track
-        """Track that carries the Object."""
+    def __init__(self, ledger: Keeper, lane: Lane, location: Location, payload_length: int) -> None:
+        self.lane = lane
+        """Of the track that carries the Object."""
         self.location = location
         """Its Location."""
         self.payload_length = payload_length
@@ -183,14 +158,24 @@ class Slot:
         """Data Digest of the header, once that is in and checked."""
         self.error: ObjectError | None = None
         """First check that failed; what comes after is dropped."""
+        self.place: memoryview | None = None
+        """Where all of Data goes, once the header is checked: into the layer's tensor, or aside.
+        None where it does not go to one place."""
+        self.is_aside = False
+        """Whether `place` is a buffer of its own: to be decoded, or because the place is taken."""
         self.sink: Sink | None = None
-        """Where Data goes, once the header is checked."""
+        """What takes Data instead."""
         self.row: Row | None = None
         """Where the ledger keeps the state of its block, once the header is checked."""
         self.ended = False
         """Whether it was finished or abandoned."""
         self._ledger = ledger
         self._header_octets = b""
+
+    @property
+    def track(self) -> DataTrack:
+        """Track that carries the Object."""
+        return self.lane.track
 
     def write(self, octets: Octets) -> None:
         """Take the next octets of the payload, header first, in pieces of any size.
@@ -200,36 +185,62 @@ class Slot:
         Args:
             octets: the octets; a view must be one of single octets.
         """
-        self.received += len(octets)
-        sink = self.sink
-        if sink is not None and self.received <= self.payload_length:
-            sink.write(octets)
+        start = self.received
+        stop = self.received = start + len(octets)
+        if stop > self.payload_length:
+            self._refuse_excess()
+        elif self.place is not None:
+            self.place[start - HEADER_OCTETS : stop - HEADER_OCTETS] = octets
+        elif self.sink is not None:
+            self.sink.write(octets)
         elif self.error is None and not self.ended:
             self._begin(octets)
 
     def _begin(self, octets: Octets) -> None:
-        """Take octets up to the end of the header, or what nobody announced."""
-        if self.received > self.payload_length:
-            self.sink = None
+        """Take octets up to the end of the header, and what of Data comes with them."""
+        wanted = HEADER_OCTETS - len(self._header_octets)
+        size = len(octets)
+        header: Octets = octets
+        if self._header_octets or size < wanted:
+            header = self._header_octets = self._header_octets + bytes(octets[:wanted])
+            if len(header) < HEADER_OCTETS:
+                return
+        try:
+            self._ledger.place(self, header)
+        except ObjectError as exc:
+            self.error = exc
+            return
+        if size > wanted:
+            if self.place is not None:
+                self.place[: size - wanted] = octets[wanted:]
+            elif self.sink is not None:
+                self.sink.write(octets[wanted:])
+
+    def _refuse_excess(self) -> None:
+        """More came than was announced."""
+        if self.error is None and not self.ended:
+            self.place = self.sink = None
             self.error = ObjectError(
                 f"{self.track} {self.location}: more than the {self.payload_length} octets"
                 " that were announced",
                 check="length",
             )
-            return
-        wanted = HEADER_OCTETS - len(self._header_octets)
-        header: Octets = octets
-        if self._header_octets or len(octets) < wanted:
-            header = self._header_octets = self._header_octets + bytes(octets[:wanted])
-            if len(header) < HEADER_OCTETS:
-                return
-        try:
-            self.sink = self._ledger.place(self, header)
-        except ObjectError as exc:
-            self.error = exc
-            return
-        if len(octets) > wanted:
-            self.sink.write(octets[wanted:])
+
+    def leave(self) -> None:
+        """Write to the tensors no longer: another copy of the Object is about to own the place."""
+        if self.place is not None and not self.is_aside:
+            nowhere = Nowhere()
+            nowhere.write(self.place[: self.received - HEADER_OCTETS])
+            self.place, self.sink = None, nowhere
+        elif isinstance(self.sink, InPieces):
+            self.sink = self.sink.leave()
+
+    def data_digest(self) -> bytes:
+        """SHA-256 of Data, all of which came."""
+        if self.place is not None:
+            return hashlib.sha256(self.place).digest()
+        assert self.sink is not None  # Data went somewhere
+        return self.sink.digest()
 
     def finish(self) -> Outcome:
         """Check the whole Object and release or drop it; see `Ledger.finish`."""

@@ -12,8 +12,7 @@ from itertools import chain
 
 from kvcs.errors import UsageError
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import VERIFIED, Holdings, Row
-from kvcs.kv.slots import InPlace, Slot
+from kvcs.kv.holdings import VERIFIED, Holdings
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
@@ -27,7 +26,6 @@ class Substitutes(Holdings):
     ) -> None:
         super().__init__(descriptor, blocks=blocks, layers=layers)
         self.replaced: dict[int, tuple[DataTrack, ...]] = {}
-        self._holders: dict[tuple[Row, int], Slot] = {}
         self._supplied: set[tuple[DataTrack, Location]] = set()
         """What the consumer has recomputed: it need not be the producer's bits."""
 
@@ -46,7 +44,8 @@ class Substitutes(Holdings):
     def has_segment(self, number: int) -> bool:
         """Whether every selected block of a segment is verified, in every layer and track."""
         part = self._parts[number]
-        rows = [self._rows.get((track, at)) for track in part.tracks for at in self.layers]
+        lanes = [self._lanes[track] for track in part.tracks]
+        rows = [lane.rows.get(layer) for lane in lanes for layer in self.layers]
         return all(row is not None and row.leading() == part.wanted for row in rows)
 
     def take_segment(self, number: int, other: Substitutes) -> None:
@@ -70,17 +69,18 @@ class Substitutes(Holdings):
         size = self.descriptor.block_tokens
         tokens = slice(part.first_block * size, (part.first_block + part.wanted) * size)
         self.replaced[number] = theirs.tracks
+        lanes = [self._lanes[track] for track in part.tracks]
         for layer in self.layers:
-            rows = [self._row(track, layer) for track in part.tracks]
+            rows = [self._row(lane, layer) for lane in lanes]
             for block in range(part.wanted):
                 for row in rows:
-                    self._take_over(row, Location(layer, block))
+                    row.take_over(block)
             for mine, its in zip(self._layer(layer), other._layer(layer), strict=True):
                 mine[tokens] = its[tokens]
-            for track, row in zip(part.tracks, rows, strict=True):
+            for lane, row in zip(lanes, rows, strict=True):
                 for block in range(part.wanted):
                     if row.states[block] != VERIFIED:
-                        self._release(track, layer, row, block)
+                        self._release(lane, layer, row, block)
 
     def _is_of_another(self, track: DataTrack, location: Location) -> bool:
         """Whether what is verified there need not have the publication's bits."""
@@ -109,24 +109,19 @@ class Substitutes(Holdings):
         lacked = False
         for track in part.tracks:
             location = Location(layer, block - part.first_block)
-            row = self._row(track, layer)
+            lane = self._lanes[track]
+            row = self._row(lane, layer)
             if row.states[location.object] == VERIFIED:
                 continue
             kinds = (Component.K, Component.V) if track.component is Component.KV else ()
             given = [sections[kind] for kind in kinds or (track.component,)]
-            places = self._sections(track, location)
+            places = self._sections(lane, row, layer, location.object)
             if [len(piece) for piece in given] != [len(place) for place in places]:
                 raise UsageError(f"{track} {location}: sections of another length were supplied")
-            self._take_over(row, location)
+            row.take_over(location.object)
             for place, piece in zip(places, given, strict=True):
                 place[:] = piece
             self._supplied.add((track, location))
-            self._release(track, layer, row, location.object, ours=True)
+            self._release(lane, layer, row, location.object, ours=True)
             lacked = True
         return lacked
-
-    def _take_over(self, row: Row, location: Location) -> None:
-        """Whoever fills the place of an Object now only counts as a copy."""
-        holder = self._holders.pop((row, location.object), None)
-        if holder is not None and isinstance(holder.sink, InPlace):
-            holder.sink = holder.sink.leave()

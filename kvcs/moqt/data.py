@@ -78,6 +78,8 @@ __all__ = [
 
 _NORMAL = ObjectStatus.NORMAL
 _ENDED = ObjectEnded()
+_tuple = tuple.__new__
+"""Makes a named tuple without the call of its own constructor: several times for each Object."""
 _RANGE_KINDS = {int(kind): kind for kind in RangeKind}
 
 
@@ -163,7 +165,7 @@ class _ItemParser(ABC):
         remaining = self._remaining
         if size < remaining:
             self._remaining = remaining - size
-            return [ObjectChunk(view)] if size else []
+            return [_tuple(ObjectChunk, (view,))] if size else []
         items: list[Item] = []
         pos = 0
         while True:
@@ -171,10 +173,10 @@ class _ItemParser(ABC):
                 stop = pos + remaining
                 if stop > size:
                     if pos < size:
-                        items.append(ObjectChunk(view[pos:size]))
+                        items.append(_tuple(ObjectChunk, (view[pos:size],)))
                     self._remaining = stop - size
                     return items
-                items.append(ObjectChunk(view[pos:stop]))
+                items.append(_tuple(ObjectChunk, (view[pos:stop],)))
                 items.append(_ENDED)
                 pos = stop
                 self._remaining = 0

@@ -27,7 +27,7 @@ class ObjectSink(Protocol):
     def take_items(self, stream_id: int, items: list[Item]) -> None:
         """What one input brought on a stream; see `kvcs.moqt.events.ObjectsReceived`."""
 
-    def take_payload(self, stream_id: int, data: memoryview) -> None:
+    def take_payload(self, stream_id: int, data: bytes) -> None:
         """Octets of the Object that began last on a stream, and not the last ones of it."""
 
 

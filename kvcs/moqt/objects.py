@@ -71,9 +71,11 @@ class RangeKind(IntEnum):
     TIMED_OUT = 0x20C
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ObjectHeader:
-    """All of an Object but its Track and payload."""
+    """All of an Object but its Track and payload; nobody changes one."""
+
+    # Not frozen: that makes it six times as dear to make one, and every Object needs some.
 
     group_id: int
     """Group ID."""
@@ -100,7 +102,7 @@ class ObjectHeader:
     """Group ID and Object ID; asked for a dozen times on the way of one Object."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "location", Location(self.group_id, self.object_id))
+        self.location = Location(self.group_id, self.object_id)
 
 
 class ObjectStarted(NamedTuple):

@@ -191,6 +191,14 @@ class DataStreams:
         """
         self.heard_at = now
         stream = self._streams.get(stream_id)
+        if stream is not None and (parser := stream.parser) is not None and not fin:
+            # Most of all input: payload of the Object that is on its way.
+            expected = stream.expected
+            assert expected is not None  # it has a parser
+            sink = expected.sink
+            if sink is not None and not self._host.has_events() and parser.pass_over(len(data)):
+                sink.take_payload(stream_id, data)
+                return True
         if stream is None:
             stream = self._streams[stream_id] = _Stream(stream_id)
         stream.fin = fin
@@ -398,16 +406,12 @@ class DataStreams:
 
     def _parse(self, stream: _Stream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
-        state = stream.state
-        if state is _DISCARDED or parser is None or expected is None or not len(data):
+        if parser is None or expected is None or not len(data):
             return
+        state = stream.state
         sink = expected.sink
-        if sink is not None:
-            if self._host.has_events():
-                sink = None  # what waits comes first
-            elif parser.pass_over(len(data)):
-                sink.take_payload(stream.stream_id, data)
-                return
+        if sink is not None and self._host.has_events():
+            sink = None  # what waits comes first
         items = parser.feed(data)
         malformed: MalformedTrack | None = None
         for index, item in enumerate(items):
@@ -438,7 +442,10 @@ class DataStreams:
         if location == stream.last:
             # Only a fetch stream can say so: Object ID Delta 0 in one Group (§11.4.1).
             raise MalformedTrack(f"{location} twice on one stream")
-        self._hold_to_rules(expected, header)
+        if header.properties:
+            self._hold_to_rules(expected, header)
+        else:
+            expected.rules.check_object(header)
         stream.last = location
         stream.subgroup_id = header.subgroup_id
 
@@ -488,5 +495,6 @@ class DataStreams:
     def _read_over(self, stream: _Stream, what: DataStreamInput) -> None:
         """Discard what comes of a stream until it ends."""
         stream.state = next_state(stream.state, what)
+        stream.parser = None
         stream.since = self.heard_at
         self._unended[stream] = None

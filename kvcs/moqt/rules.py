@@ -112,8 +112,11 @@ class TrackRules:
         final = group.final
         if final is not None and object_id > final:
             raise MalformedTrack(f"{header.location} lies beyond its Group's last Object, {final}")
-        if header.subgroup_id is not None:
-            self._check_subgroup(header, group)
+        subgroup_id = header.subgroup_id
+        if subgroup_id is not None:
+            # Nearly always the Subgroup is known, with this priority, and goes on.
+            if group.subgroups.get(subgroup_id) != (header.publisher_priority, None):
+                self._check_subgroup(header, group)
         if group_gap is not None and group_gap != group.gap:
             self._take_group_gap(group_id, group, group_gap)
         if object_gap:

@@ -7,9 +7,8 @@ import os
 import tempfile
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvcs.errors import StoreFull, UsageError
+from kvcs.kv.memory import new_memory
 from kvcs.moqt.stored import StoreBudget
 
 COPIES_SHARE = (7, 8)
@@ -73,7 +72,7 @@ class LayerMemory:
         else:
             self.budget.reserve(octets)
         # Not zeroed, and paged in where it is written to: in the thread that copies, not here.
-        return Room(np.empty(octets, np.uint8).data, octets)
+        return Room(new_memory(octets).data, octets)
 
     def _fits(self, octets: int) -> bool:
         part, whole = COPIES_SHARE

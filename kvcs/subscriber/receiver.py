@@ -14,6 +14,7 @@ from kvcs.errors import (
     RequestError,
 )
 from kvcs.kv import DataTrack, Ledger, Slot
+from kvcs.kv.holdings import Lane
 from kvcs.kv.slots import Outcome
 from kvcs.kv.unsealing import QUIET_CHECKS, SealedSlot
 from kvcs.moqt import events
@@ -119,6 +120,7 @@ class TrackReceiver:
         """Objects so far that were not copies of what was there."""
         self._connection = connection
         self._ledger = ledger
+        self._lane: Lane | None = None
         self._taker = taker
         self._largest: Location | None = None
         self._default_priority = DEFAULT_PRIORITY
@@ -153,7 +155,7 @@ class TrackReceiver:
         except PublicationError as exc:
             self._taker.failed(exc)
 
-    def take_payload(self, stream_id: int, data: memoryview) -> None:
+    def take_payload(self, stream_id: int, data: bytes) -> None:
         """Octets of the Object that is on its way on one of the track's streams."""
         stream = self._streams.get(stream_id)
         if stream is not None:
@@ -215,13 +217,14 @@ class TrackReceiver:
     def _take_items(self, stream: _Stream, items: list[Item]) -> None:
         for item in items:
             if isinstance(item, ObjectChunk):
-                self.octets += len(item.data)
+                data = item.data
+                self.octets += len(data)
                 if stream.slot is not None:
-                    stream.slot.write(item.data)
-            elif isinstance(item, ObjectStarted):
-                self._begin(stream, item.header)
+                    stream.slot.write(data)
             elif isinstance(item, ObjectEnded):
                 self._end(stream)
+            elif isinstance(item, ObjectStarted):
+                self._begin(stream, item.header)
             else:
                 self._range_marked(stream, item)
 
@@ -243,7 +246,10 @@ class TrackReceiver:
         unsealer = self._ledger.unsealer
         try:
             if unsealer is None:
-                stream.slot = self._ledger.begin(self.track, header.location, header.payload_length)
+                lane = self._lane
+                if lane is None:
+                    lane = self._lane = self._ledger.lane(self.track)
+                stream.slot = self._ledger.begin_on(lane, header.location, header.payload_length)
                 return
             priority = header.publisher_priority
             stream.slot = unsealer.begin(

@@ -153,7 +153,7 @@ class Delivery:
             tensors = self.ledger.layer(layer, usable)
             assert np.array_equal(tensors.k, self.toy.k[layer, :usable])
             assert np.array_equal(tensors.v, self.toy.v[layer, :usable])
-        assert self.ledger._holders == {} and self.ledger._aside == {}
+        assert self.ledger.filling == 0 and self.ledger._aside == {}
 
 
 @settings(max_examples=150, deadline=None)

@@ -38,7 +38,7 @@ def lacking(cache: kvcs.Cache) -> Counter[Place]:
     for number, part in enumerate(ledger._parts):
         for track in part.tracks:
             for layer in ledger.layers:
-                row = ledger._rows.get((track, layer))
+                row = ledger.lane(track).rows.get(layer)
                 for block in range(part.wanted):
                     if row is None or row.states[block] != VERIFIED:
                         found[number, track.component.value, layer, block] += 1
@@ -78,7 +78,10 @@ def wrong_blocks(context: Context, cache: kvcs.Cache, origins: Origins, shared: 
     """Blocks that count as there, and are not what was published or recomputed."""
     ledger: Any = cache._retrieval.ledger
     found = []
-    for (track, layer), row in ledger._rows.items():
+    rows = [(ledger.lane(track), track) for track in ledger.tracks]
+    for lane, track, layer, row in [
+        (lane, track, layer, row) for lane, track in rows for layer, row in lane.rows.items()
+    ]:
         part = ledger._parts[track.segment]
         for block, state in enumerate(row.states):
             if state != VERIFIED:
@@ -92,7 +95,7 @@ def wrong_blocks(context: Context, cache: kvcs.Cache, origins: Origins, shared: 
             variant = ENGINE if ours else context.variant(origins.of(track.segment))
             k, v = context.octets(variant, layer, absolute)
             meant = {Component.K: k, Component.V: v, Component.KV: k + v}[track.component]
-            if b"".join(map(bytes, ledger._sections(track, location))) != meant:
+            if b"".join(map(bytes, ledger._sections(lane, row, layer, block))) != meant:
                 found.append(f"{track} {location}: wrong tensors")
     return found
 

@@ -111,4 +111,4 @@ def test_two_coded_copies_at_once() -> None:
     assert second.finish() is Outcome.VERIFIED
     first.write(payload[90:])
     assert first.finish() is Outcome.DUPLICATE
-    assert ledger._aside == {} and ledger._holders == {}
+    assert ledger._aside == {} and ledger.filling == 0

@@ -147,5 +147,5 @@ def test_copies_aside_are_bounded() -> None:
     assert slots[2].finish() is Outcome.VERIFIED
     for slot in slots[:2]:
         assert slot.finish() is Outcome.DUPLICATE
-    assert ledger._aside == {} and ledger._holders == {}
+    assert ledger._aside == {} and ledger.filling == 0
     assert taken_right(ledger)

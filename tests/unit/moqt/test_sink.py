@@ -52,7 +52,7 @@ class Recorder:
                 location, data = self._current.pop(stream_id)
                 self.whole[location] = bytes(data)
 
-    def take_payload(self, stream_id: int, data: memoryview) -> None:
+    def take_payload(self, stream_id: int, data: bytes) -> None:
         self.payload_calls += 1
         if stream_id in self._current:
             self._current[stream_id][1].extend(data)

@@ -352,11 +352,14 @@ async def _retrieve(
             try:
                 with output.progress("layers verified", len(cache.layers)) as step:
                     async for layer in cache:
-                        received[layer.index] = (layer.k, layer.v)
+                        if out is not None:
+                            received[layer.index] = (layer.k, layer.v)
                         if expected is not None and not _same(
                             layer, expected.layers.get(layer.index)
                         ):
                             differing.append(layer.index)
+                        if out is None:
+                            cache.drop(layer.index)  # it was compared
                         told.event("layer_verified", layer=layer.index)
                         step.advance()
             except PublicationAborted as exc:
@@ -374,8 +377,8 @@ async def _retrieve(
         first = differing[0]
         lacks = "" if first in expected.layers else ", which it lacks"
         raise FileError(
-            f"{compare}: {len(differing)} of {len(received)} layers that were received differ from"
-            f" it, the first is layer {first}{lacks}"
+            f"{compare}: {len(differing)} of {document['layers']} layers that were received differ"
+            f" from it, the first is layer {first}{lacks}"
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from kvcs.errors import KvcsError, MissingBlocks
+from kvcs.errors import KvcsError, MissingBlocks, UsageError
 from kvcs.kv import LayerTensors, Manifest, Prefix
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
@@ -27,6 +27,12 @@ class Cache:
     Iterating ends once every selected layer was handed out and the newest manifest has confirmed
     all of them; it raises what `layer` and `complete` raise. Several may read one retrieval: what
     fails there fails for each of them.
+
+    Layers stay until the cache is closed, or until they are dropped:
+
+        async for layer in cache:            # a cache larger than memory
+            upload(layer.index, layer.k, layer.v)
+            cache.drop(layer.index)
 
     Args:
         retrieval: where layers come from.
@@ -50,6 +56,8 @@ class Cache:
         self._retrieval = retrieval
         self._deadline_at, self._seconds = deadline_at, seconds
         self._error: KvcsError | None = None
+        self._dropped: set[int] = set()
+        retrieval.readers.kept.join(self)
         self._over: asyncio.Future[None] = loop.create_future()
         """Done once this reader waits no longer, whatever the others do."""
         self._timer = loop.call_at(deadline_at, self._deadline_passed)
@@ -63,7 +71,7 @@ class Cache:
             Its tensors, [tokens, kv_heads, head_dim] of the descriptor's dtype, read-only.
 
         Raises:
-            UsageError: the layer was not selected.
+            UsageError: the layer was not selected, or was dropped.
             CacheIncomplete: it did not become whole before the deadline, recovery failed, the
                 session ended or the peer allows it no longer (`__cause__` says why), or the cache
                 was closed.
@@ -73,6 +81,8 @@ class Cache:
         A layer that is whole is returned whatever happened to others, unless the publication
         contradicted itself.
         """
+        if index in self._dropped:
+            raise UsageError(f"layer {index} was dropped")
         whole = self._retrieval.ready(index)
         if whole is not None:
             return whole
@@ -94,6 +104,22 @@ class Cache:
     def __aiter__(self) -> AsyncIterator[LayerTensors]:
         """Every selected layer, in order, each as soon as it is whole; then `complete`."""
         return Layers(self.layers, self)
+
+    def drop(self, index: int) -> None:
+        """Let go of a layer that was used: `layer` and iterating give it no more.
+
+        Its memory is free as soon as nobody holds its tensors: neither the caller, whose loop's
+        variable does until the next layer is there, nor another reader of the same retrieval. What
+        was verified stays so in `usable_tokens`, `progress` and `report`. Does nothing twice.
+
+        Args:
+            index: a layer that is whole.
+
+        Raises:
+            UsageError: the layer was not selected or is not whole yet, or the cache was closed.
+        """
+        self._retrieval.readers.kept.drop(self, index)
+        self._dropped.add(index)
 
     async def complete(self) -> None:
         """Wait until every selected layer is whole and the manifest says that its segments are.
@@ -164,6 +190,7 @@ class Cache:
     def close(self) -> None:
         """Read no more; waiters get what went wrong, or that the cache was closed."""
         self._timer.cancel()
+        self._retrieval.readers.kept.leave(self)
         if self._error is None:
             self._end("the cache was closed")
 

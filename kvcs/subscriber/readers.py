@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 
 from kvcs.errors import KvcsError
-from kvcs.kv import LayerTensors
+from kvcs.kv import LayerTensors, Ledger
+from kvcs.subscriber.kept import KeptLayers
 
 
 class Readers:
     """The waiters of one retrieval.
 
+    Args:
+        ledger: holds the layers.
+
     Attributes:
+        kept: which layers they need still.
         completion: done once all is there and confirmed, or with what went wrong.
         settled: done once it is known how many tokens the retrieval has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self.kept = KeptLayers(ledger)
         self._loop = asyncio.get_running_loop()
         self.completion: asyncio.Future[None] = self._loop.create_future()
         self.settled: asyncio.Future[int] = self._loop.create_future()

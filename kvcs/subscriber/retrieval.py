@@ -43,7 +43,7 @@ class Retrieval:
         namespace: Track Namespace of the publication.
         finder: finds other publications of the prefix; None leaves that out.
         replacements: takes whole segments from them.
-        readers: who waits for what.
+        readers: who waits for what, and needs it still.
         deadline_at: when it fails, in the loop's clock.
     """
 
@@ -81,7 +81,7 @@ class Retrieval:
         self._error: KvcsError | None = None
         self._error_is_final = False
         self._closed = False
-        self.readers = Readers()
+        self.readers = Readers(ledger)
         self._choice = choice
         self._together = whole
         """Whether no layer is handed out before all are there."""
@@ -331,7 +331,7 @@ class Retrieval:
     @property
     def handed_out(self) -> bool:
         """Whether anything was given to a reader, or may be given at once."""
-        return self.readers.handed_out or self.is_over
+        return self.readers.handed_out or self.readers.kept.too_late or self.is_over
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         """Whether Objects of a track that were not published yet will come unasked."""

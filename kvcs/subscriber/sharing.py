@@ -29,7 +29,8 @@ class _Shared:
             return True
         if self.task.cancelled() or self.task.exception() is not None:
             return False
-        return not self.task.result().failed_or_closed
+        retrieval = self.task.result()
+        return not (retrieval.failed_or_closed or retrieval.readers.kept.too_late)
 
     async def opened(self, deadline_at: float) -> Retrieval:
         """The retrieval.
@@ -95,6 +96,8 @@ class Sharing:
                     if shared.deadline_at <= now < deadline_at:
                         continue  # it was another reader's time that is up
                     raise
+                if retrieval.readers.kept.too_late:
+                    continue  # another reader was so fast
                 retrieval.extend(deadline_at)
                 yield retrieval
                 return

@@ -78,10 +78,13 @@ def wrong_blocks(context: Context, cache: kvcs.Cache, origins: Origins, shared: 
     """Blocks that count as there, and are not what was published or recomputed."""
     ledger: Any = cache._retrieval.ledger
     found = []
-    rows = [(ledger.lane(track), track) for track in ledger.tracks]
-    for lane, track, layer, row in [
-        (lane, track, layer, row) for lane, track in rows for layer, row in lane.rows.items()
-    ]:
+    rows = [
+        (lane, layer, row)
+        for lane in map(ledger.lane, ledger.tracks)
+        for layer, row in lane.rows.items()
+    ]
+    for lane, layer, row in rows:
+        track = lane.track
         part = ledger._parts[track.segment]
         for block, state in enumerate(row.states):
             if state != VERIFIED:

@@ -1,0 +1,112 @@
+"""Layers that a reader lets go while it reads on, alone and beside others."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import kvcs
+from kvcs.quic.connection import Connection
+from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.certificates import PemFiles
+from tests.loopback.kv_fixtures import joined, serving
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+TOY, PREFIX = toy_publication(), toy_prefix()
+
+
+@asynccontextmanager
+async def published(files: PemFiles) -> AsyncIterator[tuple[kvcs.Segment, Connection]]:
+    """A publication that has begun, and a session with who serves it."""
+    async with serving(files) as server, joined(server, files) as client:
+        async with kvcs.Publisher(server).publish(PREFIX) as publication:
+            yield await publication.segment(), client
+
+
+def memory_of(layer: kvcs.LayerTensors) -> weakref.ref[Any]:
+    """Tells whether the ledger's own array behind a layer's keys is still there."""
+    base = layer.k.base
+    assert base is not None  # what is handed out are views
+    return weakref.ref(base)
+
+
+async def test_a_reader_lets_each_layer_go_before_the_next_one(files: PemFiles) -> None:
+    async with published(files) as (segment, client):
+        async with kvcs.Subscriber(client, settings=QUICK).open(PREFIX) as cache:
+            with pytest.raises(kvcs.UsageError, match="layer 0 is not whole"):
+                cache.drop(0)
+            await put(segment, TOY)
+            kept = []
+            async for layer in cache:
+                assert same(layer, TOY)
+                kept.append(memory_of(layer))
+                cache.drop(layer.index)
+            del layer
+            assert [one() for one in kept] == [None] * 4
+            await cache.complete()
+            assert (cache.usable_tokens, cache.missing) == (12, ())
+            assert (cache.report.objects, cache.progress.layers_ready) == (24, 4)
+            with pytest.raises(kvcs.UsageError, match="layer 1 was dropped"):
+                await cache.layer(1)
+            with pytest.raises(kvcs.UsageError, match="layer 0 was dropped"):
+                [layer async for layer in cache]
+        with pytest.raises(kvcs.UsageError, match="the cache was closed"):
+            cache.drop(0)
+
+
+async def test_a_layer_stays_until_every_reader_has_dropped_it(files: PemFiles) -> None:
+    async with published(files) as (segment, client):
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
+        async with subscriber.open(PREFIX) as one:
+            async with subscriber.open(PREFIX) as other:
+                await put(segment, TOY)
+                memory = [memory_of(await other.layer(index)) for index in range(4)]
+                one.drop(0)
+                one.drop(1)
+                with pytest.raises(kvcs.UsageError, match="layer 0 was dropped"):
+                    await one.layer(0)
+                assert same(await other.layer(0), TOY)
+                other.drop(0)
+                assert [each() is None for each in memory] == [True, False, False, False]
+            # Who has left needs nothing any more.
+            assert [each() is None for each in memory] == [True, True, False, False]
+            assert same(await one.layer(2), TOY)
+
+
+async def test_who_comes_after_something_was_dropped_gets_all_of_it(files: PemFiles) -> None:
+    async with published(files) as (segment, client):
+        await put(segment, TOY)
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
+        async with subscriber.open(PREFIX) as first:
+            await first.complete()
+            first.drop(3)
+            async with subscriber.open(PREFIX) as second:
+                assert all([same(layer, TOY) async for layer in second])
+                assert same(await first.layer(2), TOY)
+            assert same(await first.layer(0), TOY)
+
+
+async def test_who_joins_while_something_is_dropped_gets_all_of_it(files: PemFiles) -> None:
+    async with published(files) as (segment, client):
+        await put(segment, TOY)
+        subscriber = kvcs.Subscriber(client, settings=QUICK)
+        seen: list[int] = []
+
+        async def read() -> None:
+            async with subscriber.open(PREFIX) as second:
+                seen.extend([layer.index async for layer in second if same(layer, TOY)])
+
+        async with subscriber.open(PREFIX) as first:
+            await first.complete()
+            joining = asyncio.create_task(read())
+            for index in range(4):
+                await asyncio.sleep(0)  # it joins somewhere between these
+                first.drop(index)
+            await joining
+        assert seen == [0, 1, 2, 3]

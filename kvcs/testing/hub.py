@@ -8,7 +8,6 @@ from functools import partial
 
 from kvcs.access.policy import Policy
 from kvcs.moqt.actions import Action, CloseSession, ResetStream, Send, SendDatagram, StopSending
-from kvcs.moqt.events import SessionClosed
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.relay.core import RelayCore
 from kvcs.relay.settings import RelayLimits
@@ -197,8 +196,7 @@ class Hub:
         self._perform(action, target)
         target.drain_events()
         source.drain_events()
-        closed = (SessionClosed in map(type, end.events) for end in (source, target))
-        spoke.lost = spoke.lost or all(closed)
+        spoke.lost = spoke.lost or (source.core.closed and target.core.closed)
         return True
 
     def _perform(self, action: Action, target: End) -> None:

@@ -23,7 +23,7 @@ from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.tokens import ResolvedToken
-from kvcs.observe import get_logger
+from kvcs.observe import get_logger, metrics
 from kvcs.trust import Action, Asked, Authority, KeyRing, KeyUse, TokenVerifier
 from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
 
@@ -215,6 +215,7 @@ class Guard:
 
     def _refused(self, request: str, error: RequestError) -> None:
         self.unauthorized += 1
+        metrics.requests_unauthorized.add(request=request, code=RequestCode(error.code).name)
         _log.info("unauthorized", request=request, code=int(error.code), reason=error.reason)
 
     def _at(self, when: float, callback: Callback) -> Timer:

@@ -127,6 +127,12 @@ class Metrics:
             "kvcs_objects_duplicate", "Objects that came again and were dropped."
         )
         self.manifest_versions = counter("kvcs_manifest_versions", "Manifest versions read.")
+        self.requests_unauthorized = counter(
+            "kvcs_requests_unauthorized",
+            "Requests that no token allowed, to a publisher that listens.",
+            "request",
+            "code",
+        )
         self.recovery = counter("kvcs_recovery", "Steps to get what was missing.", "action")
         self.first_layer_seconds = histogram(
             "kvcs_first_layer_seconds", "From open to the first whole layer."

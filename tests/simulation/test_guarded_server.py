@@ -21,6 +21,7 @@ from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import Token
+from kvcs.observe import metrics
 from kvcs.quic.answers import PeerRequest
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server, open_connection
@@ -162,6 +163,8 @@ def test_who_has_a_token_reads_and_nobody_else(simulated: Any) -> None:
                     await world.read(shown)
                 assert refused.value.code == RequestCode.UNAUTHORIZED
             assert guard_of(world).unauthorized == 3
+            counted = metrics.requests_unauthorized.values
+            assert counted["SubscribeNamespace", "UNAUTHORIZED"] >= 3
 
     simulated(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from tests.loopback.kv_fixtures import Wire, joined, serving
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 LAYERS = 300
+PATIENT = replace(QUICK, quiet=60.0)
+"""Nothing comes for a long time, and nothing is lost."""
+
 STREAMS = 4
 FEW = kvcs.QuicSettings(uni_streams=1 + STREAMS)
 """One for control, and four for data."""
@@ -37,7 +41,7 @@ async def test_all_arrive_four_at_a_time_and_a_small_publication_is_not_stuck(
     prefix, small_prefix = toy_prefix(descriptor=toy.descriptor), toy_prefix()
     wire = Wire()
     async with serving(files) as server, joined(server, files, wire, quic=FEW) as client:
-        publisher, subscriber = kvcs.Publisher(server), kvcs.Subscriber(client, settings=QUICK)
+        publisher, subscriber = kvcs.Publisher(server), kvcs.Subscriber(client, settings=PATIENT)
         async with publisher.publish(prefix) as large, publisher.publish(small_prefix) as other:
             await put(await other.segment(), small)
             async with subscriber.open(prefix, deadline=60) as cache:

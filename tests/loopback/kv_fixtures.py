@@ -111,7 +111,7 @@ class Wire:
         for table in (self.asked, self.events, self.got, self._names):
             table.clear()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until ``condition`` holds."""
         async with asyncio.timeout(seconds):
             while not condition():
@@ -183,7 +183,7 @@ class Tape:
         """Events of one kind so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until ``condition`` holds."""
         async with asyncio.timeout(seconds):
             while not condition():

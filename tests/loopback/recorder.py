@@ -34,14 +34,14 @@ class Recorder:
         self.on_data: Callable[[int, bytes], None] | None = None
         self._changed = asyncio.Event()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until `condition` holds; it is looked at after each batch and each call."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def until_closed(self, seconds: float = 20.0) -> tuple[Any, ...]:
+    async def until_closed(self, seconds: float = 60.0) -> tuple[Any, ...]:
         """Wait for `closed`; returns its arguments."""
         await self.until(lambda: bool(self.ends), seconds)
         return self.ends[0]
@@ -100,7 +100,7 @@ class Server:
 
     async def receiver(self, index: int = 0) -> Recorder:
         """Wait for a connection."""
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             while len(self.receivers) <= index:
                 self.arrived.clear()
                 await self.arrived.wait()

@@ -6,6 +6,7 @@ With `kvcs.moqt` this is a library of its own, without KV caches; docs/moqt.md s
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server, connect, serve
+from kvcs.quic.following import follow, follow_tracks
 from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import Reconnect
 from kvcs.quic.subscription import ReceivedObject, Subscription, subscribe, take
@@ -25,6 +26,8 @@ __all__ = [
     "TrackWatch",
     "TransportStats",
     "connect",
+    "follow",
+    "follow_tracks",
     "serve",
     "subscribe",
     "take",

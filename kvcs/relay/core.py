@@ -28,6 +28,7 @@ from kvcs.relay.backlogs import Backlogs
 from kvcs.relay.cache import RETRY_MS, CachedTrack, RelayCache
 from kvcs.relay.directory import Directory
 from kvcs.relay.enforcing import Enforcer
+from kvcs.relay.kept import Kept
 from kvcs.relay.peers import Peer
 from kvcs.relay.pressure import Pressure
 from kvcs.relay.routing import Routing
@@ -76,6 +77,7 @@ class RelayCore(Sessions):
         self.relay_id = relay_id
         self._upstreams = Upstreams(self, relay_id, self._heard)
         self._routing = Routing(self, self._tracks.below, self._upstreams)
+        self._kept = Kept(self, self._heard)
         self._timers = Timers()
         self._soon: list[Callback] = []
         self._enforcer = Enforcer(self, self._routing, policy or Policy())
@@ -104,6 +106,11 @@ class RelayCore(Sessions):
         self._peers[key] = Peer(core, now, upstream, queued)
         core.requests.on_over = lambda request_id: self.scopes.over(Place(key, request_id))
         self.stats.sessions_total += 1
+
+    def shelf_opened(self, now: float) -> None:
+        """What is on the cache's shelf has been read."""
+        self._kept.open(now)
+        self._run_soon(now)
 
     def event(self, key: int, event: events.Event, now: float) -> None:
         """An event of a session."""

@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -98,6 +98,8 @@ class Disk:
         self._used = self._waiting = self._reads = self._serial = 0
         self._paused_until = 0.0
         self._is_draining = False
+        self.on_lost: Callable[[FullTrackName], None] | None = None
+        """Called when something of a Track has left."""
 
     async def open(self) -> None:
         """Read what is there.
@@ -129,6 +131,16 @@ class Disk:
         await asyncio.to_thread(self._thread.shutdown)
 
     # Shelf
+
+    def names(self) -> Collection[FullTrackName]:
+        """Tracks of which something is here."""
+        return list(self._tracks)
+
+    def seconds_left(self, name: FullTrackName) -> float | None:
+        """Until the first Group of a Track expires; None where none does."""
+        slots = [self._slots[name, group_id] for group_id in self.groups(name)]
+        expiries = [slot.expires for slot in slots if slot.expires is not None]
+        return max(0.0, min(expiries) - self._clock()) if expiries else None
 
     def put(self, group: ShelvedGroup) -> None:
         """Write a Group in the thread, unless too much waits or the disk has failed."""
@@ -263,6 +275,8 @@ class Disk:
             del self._tracks[name]
         self._gauge()
         self._unlink(slot.path)
+        if self.on_lost is not None:
+            self.on_lost(name)
 
     def _unlink(self, path: Path) -> None:
         try:

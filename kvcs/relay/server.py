@@ -237,6 +237,7 @@ class Relay:
         if self._disk is not None:
             try:
                 await self._disk.open()
+                self._core.shelf_opened(self._loop.time())
             except BaseException:
                 await self._disk.close()
                 raise

@@ -6,7 +6,7 @@ its own. A Group that does not come back is unknown, and is asked for upstream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,6 +78,15 @@ class ShelvedGroup:
 
 class Shelf(Protocol):
     """Keeps Groups for a cache."""
+
+    on_lost: Callable[[FullTrackName], None] | None
+    """Called when something of a Track has left it."""
+
+    def names(self) -> Collection[FullTrackName]:
+        """Tracks of which something is here."""
+
+    def seconds_left(self, name: FullTrackName) -> float | None:
+        """Until the first Group of a Track expires; None where none does."""
 
     def put(self, group: ShelvedGroup) -> None:
         """Keep a Group, if there is room and time; its views must not change."""

@@ -11,6 +11,7 @@ from kvcs.fallback.source import BlockSource, SourceFailed, StoredBlock, StoredM
 from kvcs.kv import DataTrack
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.observe import get_logger
+from kvcs.observe.logs import described
 
 _log = get_logger("kvcs.fallback")
 
@@ -89,6 +90,5 @@ async def _guarded(wait: Awaitable[T]) -> T:
 
 
 def _failed(exc: Exception) -> SourceFailed:
-    # Its text may hold what is not ours to show.
-    _log.warning("source_failed", reason=f"{type(exc).__name__}: {exc}")
+    _log.warning("source_failed", reason=described(exc))
     return SourceFailed(f"the source failed: {type(exc).__name__}")

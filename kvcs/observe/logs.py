@@ -14,6 +14,8 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from kvcs.errors import KvcsError
+
 # Without a handler of its own the standard library would print warnings to standard error.
 logging.getLogger("kvcs").addHandler(logging.NullHandler())
 
@@ -103,3 +105,12 @@ def _render(logger: WrappedLogger, method: str, event: EventDict) -> Any:
     for processor in processors:
         rendered = processor(logger, method, rendered)
     return rendered
+
+
+def described(error: BaseException) -> str:
+    """An error for a log: its kind, and its text if it is one of ours.
+
+    What a caller's own code raises may hold tokens, keys or a prompt.
+    """
+    kind = type(error).__name__
+    return f"{kind}: {error}" if isinstance(error, KvcsError) else kind

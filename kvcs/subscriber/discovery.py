@@ -11,6 +11,7 @@ from kvcs.errors import KvcsError, PublicationError, PublicationNotFound, Redire
 from kvcs.kv import Prefix, PublicationNamespace, parse_holder_uri
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
+from kvcs.observe.logs import described
 from kvcs.quic.connection import Connection
 from kvcs.quic.namespaces import NamespaceWatch
 from kvcs.subscriber.authenticity import Authenticity
@@ -240,7 +241,7 @@ class Discovery:
                     self._candidates.named((session, named.fields), holding)
         except Exception as exc:
             # Whatever an index of the caller's does, peers are asked all the same.
-            _log.warning("index_failed", reason=f"{type(exc).__name__}: {exc}")
+            _log.warning("index_failed", reason=described(exc))
             self._index_error = exc
         finally:
             self._changed.set()

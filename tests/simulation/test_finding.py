@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 import kvcs
 from tests.builders import same
@@ -197,6 +198,24 @@ def test_an_index_that_fails_or_lies_is_no_harm() -> None:
                     subscriber.open(SHARED) as cache,
                 ):
                     assert all([same(layer, LONG, 4) async for layer in cache])
+
+    play(scenario)
+
+
+def test_what_an_index_raises_is_not_written_down() -> None:
+    """The caller's code was given the prompt's tokens, and may name them."""
+    secret = str(SHARED.token_ids)
+
+    async def scenario(field: Field) -> None:
+        async with field.session("consumer") as session:
+            index = Directory(error=OSError(secret))
+            subscriber = kvcs.Subscriber(session, settings=SETTINGS, index=index)
+            with capture_logs() as logs, pytest.raises(kvcs.PublicationNotFound) as caught:
+                async with subscriber.open(SHARED, wait=0):
+                    pass
+            [failed] = [line for line in logs if line["event"] == "index_failed"]
+            assert failed["reason"] == "OSError"
+            assert secret not in f"{logs} {caught.value}"
 
     play(scenario)
 

@@ -165,7 +165,8 @@ class Side:
     # Wire
 
     def send(self, datagrams: list[tuple[bytes, Any]]) -> None:
-        for data, _ in datagrams:
+        for octets, _ in datagrams:
+            data = bytes(octets)  # as a socket does, which reads bytes whatever was written
             self.sent.append(data)
             if not self.drop(data):
                 arrive = partial(self.peer._arrive, data, self.address)

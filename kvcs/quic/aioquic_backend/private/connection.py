@@ -20,7 +20,8 @@ from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend.private.acknowledging import acknowledge_runs
 from kvcs.quic.aioquic_backend.private.authentication import Clients, require_certificate
 from kvcs.quic.aioquic_backend.private.congestion import PathWatcher, WatchingReno
-from kvcs.quic.aioquic_backend.private.filling import SHORT_HEADER_OCTETS, TAG_OCTETS
+from kvcs.quic.aioquic_backend.private.filling import SHORT_HEADER_OCTETS
+from kvcs.quic.aioquic_backend.private.flights import TAG_OCTETS
 from kvcs.quic.aioquic_backend.private.outgoing import OutgoingConnection
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.sending import Octets, SendBuffer

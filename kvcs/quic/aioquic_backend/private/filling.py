@@ -10,7 +10,12 @@ from aioquic.quic.packet_builder import QuicDeliveryHandler, QuicSentPacket
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
-from kvcs.quic.aioquic_backend.private.flights import Flight, SentFrame, StreamPacket
+from kvcs.quic.aioquic_backend.private.flights import (
+    TAG_OCTETS,
+    Flight,
+    SentFrame,
+    StreamPacket,
+)
 from kvcs.quic.aioquic_backend.private.queue import stream_key
 from kvcs.quic.aioquic_backend.private.sending import Octets
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
@@ -20,9 +25,6 @@ TURN_OCTETS: Final = 16 * 1024
 
 SHORT_HEADER_OCTETS: Final = 3
 """First octet and packet number of a short header, beside the connection ID."""
-
-TAG_OCTETS: Final = 16
-"""What each of TLS 1.3's ciphers adds to a packet."""
 
 STREAM, OFFSET, LENGTH, FIN = 0x08, 0x04, 0x02, 0x01
 """Type of a STREAM frame, and the bits that say what it has (RFC 9000 §19.8)."""

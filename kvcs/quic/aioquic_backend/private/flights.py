@@ -8,7 +8,7 @@ those are joined from where their octets lie, and the headers of a flight are pr
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import PACKET_FIXED_BIT, QuicPacketType
@@ -23,6 +23,13 @@ SAMPLE_OCTETS: Final = 16
 
 SAMPLE_START: Final = 4 - PACKET_NUMBER_SEND_SIZE
 """Where the sample begins in the sealed payload: as if the packet number had four octets."""
+
+TAG_OCTETS: Final = 16
+"""What each of TLS 1.3's ciphers adds to a packet."""
+
+LARGE_OCTETS: Final = 4096
+"""Payloads above this are sealed where they are sent from, if the cipher can: memory for a second
+copy of them costs more than the cipher."""
 
 NONCE_OCTETS: Final = 12
 NUMBER_MASK: Final = 0xFFFF
@@ -82,6 +89,7 @@ class Flight:
         aead, protection = keys.send.aead, keys.send.hp
         assert aead is not None and protection is not None  # whoever sends has looked
         self._encrypt = aead._aead.encrypt
+        self._encrypt_into = getattr(aead._aead, "encrypt_into", None)
         self._iv = aead._iv
         self._protection = protection
         self._first = (
@@ -93,7 +101,8 @@ class Flight:
         self.peer_cid: Final = peer_cid
         self._plain_head = bytes((self._first,)) + peer_cid
         self._begun = packet_number
-        self._sealed: list[bytes] = []
+        self._sealed: list[bytes | bytearray] = []
+        """Sealed payloads, and large ones behind room for their headers."""
         self.next_number = packet_number
         """Packet number of the next packet."""
 
@@ -101,36 +110,50 @@ class Flight:
         """Seal one packet, whose frames lie in pieces; returns the octets of its datagram."""
         number = self.next_number
         self.next_number = number + 1
-        sealed = self._encrypt(
-            (self._iv ^ number).to_bytes(NONCE_OCTETS, "big"),
-            b"".join(payload),
-            self._plain_head + (number & NUMBER_MASK).to_bytes(PACKET_NUMBER_SEND_SIZE, "big"),
-        )
+        nonce = (self._iv ^ number).to_bytes(NONCE_OCTETS, "big")
+        head = self._plain_head + (number & NUMBER_MASK).to_bytes(PACKET_NUMBER_SEND_SIZE, "big")
+        plain = b"".join(payload)
+        if self._encrypt_into is not None and len(plain) > LARGE_OCTETS:
+            datagram = bytearray(len(head) + len(plain) + TAG_OCTETS)
+            self._encrypt_into(nonce, plain, head, memoryview(datagram)[len(head) :])
+            self._sealed.append(datagram)
+            return len(datagram)
+        sealed = self._encrypt(nonce, plain, head)
         self._sealed.append(sealed)
-        return len(self._plain_head) + PACKET_NUMBER_SEND_SIZE + len(sealed)
+        return len(head) + len(sealed)
 
     def datagrams(self) -> list[bytes]:
-        """Protect the headers; returns the datagrams, one for each packet."""
+        """Protect the headers.
+
+        Returns:
+            The datagrams, one for each packet; large ones are bytearrays, which nobody else has.
+        """
         first, peer_cid, number = self._first, self.peer_cid, self._begun
-        pack = Struct(f">B{len(peer_cid)}sH").pack
-        masks = self._masks()
+        form = Struct(f">B{len(peer_cid)}sH")
+        masks = self._masks(form.size)
         datagrams = []
         for index, sealed in enumerate(self._sealed):
             at = SAMPLE_OCTETS * index
-            head = pack(
-                first ^ (masks[at] & SHORT_HEADER_BITS),
-                peer_cid,
-                ((number + index) & NUMBER_MASK) ^ (masks[at + 1] << 8 | masks[at + 2]),
-            )
-            datagrams.append(head + sealed)
+            masked = first ^ (masks[at] & SHORT_HEADER_BITS)
+            counted = ((number + index) & NUMBER_MASK) ^ (masks[at + 1] << 8 | masks[at + 2])
+            if type(sealed) is bytearray:
+                form.pack_into(sealed, 0, masked, peer_cid, counted)
+                datagrams.append(cast(bytes, sealed))
+            else:
+                datagrams.append(form.pack(masked, peer_cid, counted) + sealed)
         return datagrams
 
-    def _masks(self) -> bytes:
+    def _masks(self, head_octets: int) -> bytes:
         """Masks of the headers in order, `SAMPLE_OCTETS` apart."""
         stop = SAMPLE_START + SAMPLE_OCTETS
-        samples = [sealed[SAMPLE_START:stop] for sealed in self._sealed]
+        samples = [
+            sealed[SAMPLE_START:stop]
+            if type(sealed) is bytes
+            else sealed[head_octets + SAMPLE_START : head_octets + stop]
+            for sealed in self._sealed
+        ]
         if self._protection._is_chacha20:
             mask = self._protection._mask
-            return b"".join([mask(sample).ljust(SAMPLE_OCTETS, b"\0") for sample in samples])
+            return b"".join([mask(bytes(s)).ljust(SAMPLE_OCTETS, b"\0") for s in samples])
         # AES encrypts block by block, so all samples go through in one call.
         return self._protection._encryptor.update(b"".join(samples))

@@ -32,7 +32,10 @@ QUIC = QuicSettings(idle_timeout=3.0, ping_interval=1.0)
 
 BACK = kvcs.Reconnect(initial=60.0, deadline=None, first_pause=0.02, max_pause=0.2)
 
-SLACK = 30.0
+PATIENT = kvcs.SubscriberSettings(least_recovery=60.0)
+"""What a death costs is bounded by the deadline alone."""
+
+SLACK = 60.0
 """Seconds that a busy machine may add to a wait before it counts as a hang."""
 
 UPPERS, LOWERS, CONSUMERS = ("upper0", "upper1"), ("lower0", "lower1"), ("consumer0", "consumer1")
@@ -158,7 +161,7 @@ async def consumer(pipe: Pipe, files: PemFiles, urls: tuple[str, ...]) -> None:
 async def one_end(links: list[kvcs.Connection], seed: int, toy: Toy, deadline: float) -> str:
     """How one retrieval ends: "complete", the error's name, or what is wrong."""
     until = time.monotonic() + deadline
-    subscriber = kvcs.Subscriber(*links)
+    subscriber = kvcs.Subscriber(*links, settings=PATIENT)
     while True:
         left = max(0.1, until - time.monotonic())
         layers: list[Any] = []

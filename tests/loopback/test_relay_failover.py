@@ -94,7 +94,7 @@ async def test_the_status_tells_how_each_upstream_is(files: PemFiles) -> None:
                 assert (upstream(1).state, upstream(1).sessions) == ("opening", 0)
                 async with kvcs.connect(lower.url, ca=files.ca) as session:
                     with pytest.raises(kvcs.PublicationNotFound):
-                        async with kvcs.Subscriber(session).open(toy_prefix(), deadline=SAFETY):
+                        async with kvcs.Subscriber(session).open(toy_prefix(), wait=0.0):
                             pass
                 asked = upstream(0).requests
                 assert asked > 0

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 import kvcs
+from kvcs.moqt import events
 from kvcs.moqt.names import Location
 from tests.builders import BRIEF, same, toy_prefix, toy_publication
 from tests.loopback.kv_fixtures import Wire
@@ -48,3 +49,20 @@ async def test_a_damaged_object_is_told_to_both() -> None:
                 assert again.value.missing == failure.missing
                 for layer in (0, 1, 3):
                     assert same(await cache.layer(layer), toy)
+
+
+@virtual
+async def test_a_search_that_finds_nothing_is_told_to_both() -> None:
+    raw = RawPublication(toy_publication())
+    raw.announced = False
+    async with meeting(raw) as (_, client):
+        subscriber = kvcs.Subscriber(client, settings=BRIEF)
+
+        async def read() -> None:
+            async with subscriber.open(toy_prefix(), wait=0.0, probe=0):
+                raise AssertionError("there is nothing to open")
+
+        results = await asyncio.gather(*(read() for _ in range(3)), return_exceptions=True)
+        assert [type(each) for each in results] == [kvcs.PublicationNotFound] * 3
+        assert all(each.absent for each in results)  # type: ignore[union-attr]
+        assert len(raw.asks(events.SubscribeNamespaceReceived)) == 1

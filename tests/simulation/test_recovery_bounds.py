@@ -55,6 +55,25 @@ async def test_an_object_that_stays_damaged_is_told_at_the_bound_of_recovery() -
 
 
 @virtual
+@pytest.mark.parametrize(("per_1k", "bound"), [(500.0, 6.0), (10.0, 0.25)])
+async def test_recovery_has_the_time_that_recomputing_the_tokens_takes(
+    per_1k: float, bound: float
+) -> None:
+    raw = RawPublication(toy_publication())
+    for layer in ALL:
+        hole = {(V0, 1): None} if layer == 2 else None
+        raw.layer(layer, hole, hole)
+    raw.end()
+    raw.manifest()
+    settings = replace(HASTY, recompute_per_1k_tokens=per_1k)  # of 12 tokens
+    async with opened_on_virtual_time(raw, settings) as it:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(kvcs.CacheIncomplete, match=f"recovery ended after {bound:g} s"):
+            await it.all_layers()
+        assert bound <= asyncio.get_running_loop().time() - began < bound + 0.5
+
+
+@virtual
 async def test_a_layer_that_is_still_produced_is_not_lost_with_its_stream() -> None:
     """A relay opens a new stream for what comes later; it may take longer than recovery."""
     raw = RawPublication(toy_publication())

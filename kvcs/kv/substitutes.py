@@ -12,7 +12,7 @@ from itertools import chain
 
 from kvcs.errors import UsageError
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import VERIFIED, Holdings
+from kvcs.kv.holdings import VERIFIED, Holdings, LayerTensors
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
@@ -40,6 +40,32 @@ class Substitutes(Holdings):
                 self.replaced.get(number, part.tracks) for number, part in enumerate(self._parts)
             )
         )
+
+    def block(self, layer: int, block: int) -> LayerTensors:
+        """One block of one layer: [block_tokens, kv_heads, head_dim].
+
+        Args:
+            layer: one of `layers`.
+            block: absolute index of the block.
+
+        Returns:
+            Read-only views, as `layer`.
+
+        Raises:
+            UsageError: it is not selected, or not verified in every track.
+        """
+        part = next((p for p in self._parts if 0 <= block - p.first_block < p.wanted), None)
+        if part is None or layer not in self.layers:
+            raise UsageError(f"block {block} of layer {layer} was not selected")
+        rows = [self._lanes[track].rows.get(layer) for track in part.tracks]
+        if layer in self._contradicted or layer in self._dropped:
+            raise UsageError(f"layer {layer} was dropped, or contradicts the manifest")
+        if any(row is None or row.states[block - part.first_block] != VERIFIED for row in rows):
+            raise UsageError(f"block {block} of layer {layer} is not verified")
+        size = self.descriptor.block_tokens
+        k, v = (array[block * size : (block + 1) * size] for array in self._layer(layer))
+        k.flags.writeable = v.flags.writeable = False
+        return LayerTensors(layer, k, v)
 
     def has_segment(self, number: int) -> bool:
         """Whether every selected block of a segment is verified, in every layer and track."""

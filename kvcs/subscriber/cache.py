@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from kvcs.errors import KvcsError, MissingBlocks, UsageError
+from kvcs.errors import (
+    KvcsError,
+    MissingBlocks,
+    PublicationAborted,
+    PublicationError,
+    UsageError,
+)
 from kvcs.kv import LayerTensors, Manifest, Prefix
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
@@ -128,6 +134,33 @@ class Cache:
             KvcsError: as `layer`.
         """
         await self._first(self._retrieval.readers.completion)
+
+    def block(self, layer: int, block: int) -> LayerTensors:
+        """One verified block of a layer that never became whole: what was verified stays usable.
+
+        Args:
+            layer: the layer.
+            block: index of the block, from the start of the context.
+
+        Returns:
+            Its tensors, [block_tokens, kv_heads, head_dim], read-only.
+
+        Raises:
+            UsageError: the retrieval goes on and the layer is not whole yet, or the block is not
+                selected or among `missing`.
+            PublicationError: the publication contradicts itself.
+        """
+        try:
+            goes_on = self._retrieval.ready(layer) is None and not self._retrieval.is_over
+        except UsageError:
+            raise
+        except KvcsError as exc:
+            if isinstance(exc, PublicationError) and not isinstance(exc, PublicationAborted):
+                raise
+            goes_on = False
+        if goes_on:
+            raise UsageError(f"layer {layer} is not whole yet; wait for it, or for what goes wrong")
+        return self._retrieval.ledger.block(layer, block)
 
     async def settled(self) -> int:
         """Wait until it is known how many blocks the retrieval has; `blocks` is final then.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kvcs
+from kvcs.integrations.block_loads import BlockLoads
 from kvcs.kv import RAW, BlockLayout, Component, codecs, register
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.names import Location
@@ -139,6 +140,42 @@ async def test_awaiting_a_corrupt_layer_ends_with_the_blocks_that_are_bad() -> N
             ]
             assert caught.value.usable_tokens == 0
             assert cache.report.rejected["digest"] >= 1
+
+
+@virtual
+async def test_the_engine_is_told_which_of_its_blocks_were_not_loaded() -> None:
+    toy = toy_publication()
+    raw = RawPublication(toy)
+    wrong = {(K0, 0): damaged(toy.objects[K0, Location(1, 0)])}
+    raw.manifest()
+    for layer in range(4):
+        raw.layer(layer, **({"live": wrong, "stored": wrong} if layer == 1 else {}))
+    raw.end()
+    memory: dict[tuple[int, int], bytes] = {}
+
+    def store(block_id: int, tensors: kvcs.Layer) -> None:
+        memory[block_id, tensors.index] = tensors.k.tobytes() + tensors.v.tobytes()
+
+    loads = BlockLoads(store)
+    async with meeting(raw) as (_, client):
+        async with kvcs.Subscriber(client, settings=BRIEF).open(toy_prefix()) as cache:
+            loading = loads.start("request", cache, [70, 40, 10])
+            assert (loads.get_finished(), loads.get_block_ids_with_load_errors()) == (set(), set())
+            async with asyncio.timeout(2.0):
+                await loading
+            assert isinstance(loads.failures["request"], kvcs.CacheIncomplete)
+            # Its step asks what is finished first; the blocks are told in this step or before.
+            assert loads.get_finished() == set()
+            assert loads.get_block_ids_with_load_errors() == {70}
+            assert loads.get_finished() == {"request"}
+            assert (loads.get_finished(), loads.get_block_ids_with_load_errors()) == (set(), set())
+    assert {key for key in memory if key[0] != 70} == {
+        (block_id, layer) for block_id in (40, 10) for layer in range(4)
+    }
+    for block, block_id in ((1, 40), (2, 10)):
+        for layer in range(4):
+            k, v = (each[4 * block : 4 * block + 4] for each in tensors(toy, layer))
+            assert memory[block_id, layer] == k.tobytes() + v.tobytes()
 
 
 # Case 5

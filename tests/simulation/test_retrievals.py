@@ -13,7 +13,7 @@ from tests.simulation.retrievals.plan import draw
 from tests.simulation.retrievals.tally import Tally
 from tests.simulation.retrievals.world import Outcome, simulate
 
-RETRIEVALS = int(os.environ.get("KVCS_RETRIEVALS", "60"))
+RETRIEVALS = int(os.environ.get("KVCS_RETRIEVALS", "200"))
 """How many there are at least; ``scripts/simulate --retrievals 5000`` plays them all."""
 
 

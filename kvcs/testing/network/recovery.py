@@ -62,7 +62,12 @@ class Recovery:
         """Take an acknowledgement; returns the frames that arrived."""
         arrived: list[Frame] = []
         for first, last in ranges:
-            for number in [n for n in self.under_way if first <= n <= last]:
+            oldest = next(iter(self.under_way), last + 1)
+            newest = next(reversed(self.under_way), -1)
+            # What was acknowledged before is passed over: a range may begin with the first packet.
+            for number in range(max(first, oldest), min(last, newest) + 1):
+                if number not in self.under_way:
+                    continue
                 packet = self._take(number)
                 arrived += packet.frames
                 self._probes = 0
@@ -78,13 +83,13 @@ class Recovery:
     def lost(self, now: float) -> list[Frame]:
         """Packets that must have been lost; returns their frames."""
         wait = self._loss_delay()
-        lost: list[Frame] = []
-        for number, packet in list(self.under_way.items()):
+        late: list[int] = []
+        for number, packet in self.under_way.items():
             if number > self._largest:
                 break
             if number <= self._largest - PACKET_THRESHOLD or packet.at + wait <= now:
-                lost += self._lose(number, now)
-        return lost
+                late.append(number)
+        return [frame for number in late for frame in self._lose(number, now)]
 
     def probe(self, now: float) -> list[Frame]:
         """Nothing was heard for long: what the oldest packet carried must go again.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import Random
 from unittest import mock
@@ -55,6 +56,10 @@ ROT = 0.3
 """Part of a relay's Objects that are spoilt when its cache rots."""
 
 
+_draw: ContextVar[Callable[[int], bytes]] = ContextVar("draw")
+"""Draws Publication IDs of the producer whose task runs."""
+
+
 @dataclass
 class Outcome:
     """What came of one run."""
@@ -98,11 +103,10 @@ def simulate(plan: RetrievalsPlan, trace: Trace | None = None) -> Outcome:
     outcome = Outcome(plan)
     trace = Trace() if trace is None else trace
     with_codec()
-    # What is sealed gets its Publication ID from here, whatever the settings say.
-    chance = Random(f"sealed {plan.seed}")
     try:
+        # What is sealed gets its Publication ID from here, whatever the settings say.
         with mock.patch("kvcs.publisher.publication.secrets") as secrets:
-            secrets.token_bytes = chance.randbytes
+            secrets.token_bytes = lambda octets: _draw.get()(octets)
             run(_World(plan, outcome, trace).main(), limit=LIMIT)
     except VirtualTimeError as exc:
         outcome.hangs.append(str(exc))
@@ -273,9 +277,15 @@ class _World:
 
     async def _publish(self, number: int, *sessions: kvcs.Connection | kvcs.Server) -> None:
         plan = self.plan.publications[number]
-        settings = kvcs.PublisherSettings(
-            random_octets=self.network.randomness(f"{plan.name} publishes").randbytes
-        )
+        chance = self.network.randomness(f"{plan.name} publishes")
+
+        def publication_id(octets: int) -> bytes:
+            drawn = chance.randbytes(octets)
+            self.named[drawn] = number
+            return drawn
+
+        _draw.set(publication_id)
+        settings = kvcs.PublisherSettings(random_octets=publication_id)
         publisher = kvcs.Publisher(*sessions, settings=settings)
         saved = Saved()
         try:
@@ -289,7 +299,6 @@ class _World:
                 encodings=plan.encodings,
             ) as publication:
                 named = PublicationNamespace.parse(publication.namespace)
-                self.named[named.publication_id] = number
                 self.shelf[named] = saved
                 self.announced[number].set_result(named)
                 await self._fill(publication, plan, saved)

@@ -147,3 +147,22 @@ def test_objects_above_the_limit_are_refused_in_selecting() -> None:
         ledger.add_segment([K0, V0], 3)
     with pytest.raises(UsageError, match="latent attention"):
         Ledger(toy_descriptor(v_head_dim=0), blocks=3).add_segment([K0, V0], 3)
+
+
+def test_single_blocks_are_given_once_they_are_verified_in_every_track() -> None:
+    toy = toy_publication((2, 1))
+    ledger = toy.ledger()
+    lacks = {(V0, Location(1, 0))}
+    fill(ledger, toy, lambda key: key not in lacks)
+    for layer, block in ((0, 0), (0, 2), (1, 1), (1, 2)):
+        got = ledger.block(layer, block)
+        part = slice(4 * block, 4 * block + 4)
+        assert got.k.tobytes() == toy.k[layer][part].tobytes()
+        assert got.v.tobytes() == toy.v[layer][part].tobytes()
+        with pytest.raises(ValueError, match="read-only"):
+            got.k[0] = 0
+    with pytest.raises(UsageError, match="block 0 of layer 1 is not verified"):
+        ledger.block(1, 0)
+    for layer, block in ((9, 0), (0, 3), (0, -1)):
+        with pytest.raises(UsageError, match="was not selected"):
+            ledger.block(layer, block)

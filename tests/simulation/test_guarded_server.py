@@ -25,7 +25,7 @@ from kvcs.observe import metrics
 from kvcs.quic.answers import PeerRequest
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import Server, open_connection
-from kvcs.testing.network import Network, leftovers, run
+from kvcs.testing.network import Network, Trace, leftovers, run
 from kvcs.trust import (
     CONSUMER,
     PRODUCER,
@@ -233,6 +233,49 @@ def test_what_is_there_and_what_is_not_get_one_answer(simulated: Any, kind: str)
             assert set(answers) == {(RequestCode.UNAUTHORIZED, "not authorized")}
 
     simulated(scenario)
+
+
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refusal_takes_the_same_packets_at_the_same_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shown: bool
+) -> None:
+    """What an outsider can measure is the same for what is there and for what is not."""
+    ring = tmp_path / "issuers"
+    save_key_ring(ring, KeyRing([ISSUER.public, OTHER.public], use=KeyUse.TOKEN))
+
+    async def main(there: bool, seen: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "time", lambda: BASE + loop.time())
+        monkeypatch.setattr(time, "time_ns", lambda: int(loop.time() * 1e9))
+        trace = Trace(keep=True)
+        network = Network(seed=1, trace=trace)
+        host = network.host("producer")
+        with host:
+            async with kvcs.serve(
+                host.address, 4433, cert="c", key="k", issuers=ring, audience=(NAME,)
+            ) as server:
+                async with kvcs.Publisher(server).publish(PREFIX) as publication:
+                    await put(await publication.segment(), TOY)
+                    namespace = publication.namespace
+                    if not there:
+                        namespace = (*namespace[:3], b"#" * 32, ID)
+                    with network.host("stranger"):
+                        stranger = await open_connection(
+                            URL, token=token(key=OTHER) if shown else None
+                        )
+                        began = len(trace.lines)
+                        with pytest.raises(RequestError):
+                            await stranger.reply(ask(stranger, kind, namespace))
+                        trace.note(loop.time(), "answered")
+                        seen += trace.lines[began:]
+                        await stranger.close()
+                    publication.abort("enough")
+
+    views: list[list[str]] = [[], []]
+    for there, seen in zip((True, False), views, strict=True):
+        run(main(there, seen))
+    assert len(views[0]) > 2 and views[0] == views[1]
 
 
 def test_names_are_offered_to_those_alone_that_may_hear_them(simulated: Any) -> None:

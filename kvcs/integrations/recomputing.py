@@ -228,6 +228,7 @@ class Recomputer:
         if self._pass is not None:
             self._pass.stop()
             self._pass = None
+        self._past = {}
 
     def _pass_to(self, layer: int, first: int, end: int) -> RunningPass:
         """A pass that can give some tokens of a layer: the one that runs, or a new one."""

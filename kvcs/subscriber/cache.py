@@ -99,13 +99,14 @@ class Cache:
             self._retrieval.readers.forget(index, future)
 
     def layer_now(self, index: int) -> LayerTensors | None:
-        """One layer, if it is whole already and may be handed out; waits for nothing.
+        """One layer, if it is whole already, may be handed out and was not dropped; waits for
+        nothing.
 
         Raises:
             UsageError: it was not selected.
             KvcsError: it will never be whole; as `layer`.
         """
-        return self._retrieval.ready(index)
+        return None if index in self._dropped else self._retrieval.ready(index)
 
     def __aiter__(self) -> AsyncIterator[LayerTensors]:
         """Every selected layer, in order, each as soon as it is whole; then `complete`."""

@@ -60,6 +60,22 @@ async def test_a_reader_lets_each_layer_go_before_the_next_one(files: PemFiles) 
             cache.drop(0)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_layer_that_is_there_is_given_without_waiting(files: PemFiles, whole: bool) -> None:
+    async with published(files) as (segment, client):
+        async with kvcs.Subscriber(client, settings=QUICK).open(PREFIX, whole=whole) as cache:
+            assert cache.layer_now(0) is None
+            await put(segment, TOY)
+            await cache.complete()
+            for index in range(4):
+                layer = cache.layer_now(index)
+                assert layer is not None and same(layer, TOY)
+            cache.drop(2)
+            assert cache.layer_now(2) is None
+            with pytest.raises(kvcs.UsageError, match="layer 9 was not selected"):
+                cache.layer_now(9)
+
+
 async def test_a_layer_stays_until_every_reader_has_dropped_it(files: PemFiles) -> None:
     async with published(files) as (segment, client):
         subscriber = kvcs.Subscriber(client, settings=QUICK)

@@ -28,6 +28,9 @@ class Scale:
     compute_ms: float = 20.0
     """What computing each layer takes, where a group looks at overlap."""
 
+    publications: int = 2000
+    """How many go through a relay, where a group looks at what it keeps of them."""
+
     def pick(self, full: int, short: int) -> int:
         """One of two numbers."""
         return short if self.short else full

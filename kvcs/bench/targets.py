@@ -75,6 +75,8 @@ TARGETS: Final = (
     _least("one relay / direct", 0.50, "goodput", "relay_32KiB_over_direct"),
     _least("32 KiB objects / 1 MiB objects", 0.85, "goodput", "direct_32KiB_over_direct_1MiB"),
     _least("160 streams / 1 stream", 0.85, "streams", "direct_160streams_over_1"),
+    _least("signed / plain", 0.90, "protection", "signed_32KiB_over_plain"),
+    _least("sealed / plain", 0.85, "protection", "sealed_32KiB_over_plain"),
     _most(
         f"first layer / all {LAYERS} layers, queued",
         round(1 / LAYERS + 0.05, 4),
@@ -101,6 +103,9 @@ TARGETS: Final = (
         "memory",
         "memory_lending_1GiB_over_cache",
         "memory_lending_128MiB_over_cache",
+    ),
+    _most(
+        "growth of a relay's memory / its cache", 0.10, "churn", "relay_memory_growth_over_cache"
     ),
 )
 """What a full run on a quiet machine is held to."""

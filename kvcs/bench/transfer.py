@@ -34,6 +34,10 @@ Lend = Literal["", "distinct", "same"]
 """Whether arrays are lent: not at all, one for each layer, or the same ones for every layer."""
 
 
+Secure = Literal["", "signed", "sealed", "both"]
+"""What the producer does so that relays need not be trusted: signs manifests, seals Objects."""
+
+
 @dataclass(frozen=True, slots=True)
 class Certificates:
     """PEM files of a server for 127.0.0.1."""
@@ -79,6 +83,9 @@ class Transfer:
 
     keep: bool = True
     """Whether the consumer keeps every layer; else it lets each go when the next one comes."""
+
+    secure: Secure = ""
+    """What is signed and sealed, and verified and opened; kvcs alone."""
 
     late: bool = False
     """Whether the consumer opens only when every layer was put, and time counts from there."""
@@ -154,6 +161,7 @@ class _Stage:
             "lend": transfer.lend,
             "keep": transfer.keep,
             "late": transfer.late,
+            "secure": transfer.secure,
             "compute_ms": transfer.compute_ms,
             "folder": str(certificates.folder),
             **certificates.to_json(),

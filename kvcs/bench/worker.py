@@ -17,6 +17,8 @@ ROLES: Final = {
     "producer": "streaming:producer",
     "consumer": "streaming:consumer",
     "relay": "streaming:relay",
+    "churner": "churn:churner",
+    "watched-relay": "churn:relay",
     "raw-sender": "raw:sender",
     "raw-receiver": "raw:receiver",
     "stock-sender": "stock:sender",

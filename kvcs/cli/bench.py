@@ -15,6 +15,7 @@ from kvcs.cli.output import Output
 from kvcs.errors import FileError, KvcsError, UsageError
 
 MAX_ROUNDS = 100
+MAX_PUBLICATIONS = 1_000_000
 
 
 class BenchFailed(KvcsError):
@@ -51,6 +52,16 @@ def register(app: typer.Typer) -> None:
                 help="Computing before each layer, where overlap is measured.",
             ),
         ] = 20.0,
+        publications: Annotated[
+            int,
+            typer.Option(
+                "--publications",
+                metavar="N",
+                min=20,
+                max=MAX_PUBLICATIONS,
+                help="Through a relay, where its memory is watched.",
+            ),
+        ] = 2000,
         targets: Annotated[
             bool, typer.Option("--targets", help="Run what a target is set for, and no more.")
         ] = False,
@@ -92,7 +103,7 @@ def register(app: typer.Typer) -> None:
             raise FileError(f"{out.parent} is not a folder")
         if plot is not None:
             check_plot(plot)
-        scale = Scale(short, rounds, compute)
+        scale = Scale(short, rounds, compute, publications)
         names = _names(only) if only else (TARGET_GROUPS if targets else ())
         groups = [floors.group()] if check else chosen(names, scale)
         result = await measure(groups, scale, output.note)

@@ -52,7 +52,11 @@ class Measured:
         say("a step")
         share = self.first_share.pop(0) if self.first_share else 0.05
         processes = {role: Process(0.1, 1000) for role in ("sender", "receiver")}
-        values = {"first_over_all_layers": share, "all_layers_over_computing": 1.0}
+        values = {
+            "first_over_all_layers": share,
+            "all_layers_over_computing": 1.0,
+            "relay_memory_growth_over_cache": 0.0,
+        }
         sample = Sample(10_000_000, 1.0, processes, values=values)
         names = [case.name for group in groups for case in group.cases]
         return Result(list(groups), {name: [sample] for name in names}, facts={"cores": 2})
@@ -66,7 +70,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 
 def test_the_document_has_commands_and_no_block_without_a_marker() -> None:
-    assert len(commands("runs")) == 11 and len(commands("measures")) == 1
+    assert len(commands("runs")) == 12 and len(commands("measures")) == 1
     assert DOCUMENT.count("```sh") == len(
         re.findall(r"<!-- (?:runs|measures) -->\n```sh", DOCUMENT)
     )

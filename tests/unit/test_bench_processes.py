@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from kvcs.bench.children import Child, ChildFailed, child
+from kvcs.bench.groups import churn
 from kvcs.bench.needs import needs
+from kvcs.bench.plan import Scale
 from kvcs.bench.roles.link import Direction
 from kvcs.bench.roles.streaming import digest_of, layers_of
 from kvcs.bench.transfer import Certificates, Link, Transfer
@@ -53,6 +55,7 @@ TRANSFERS = {
     "late": Transfer(workload=TINY, relay=True, late=True),
     "lent": Transfer(workload=TINY, lend="distinct"),
     "dropped": Transfer(workload=TINY, lend="same", keep=False),
+    "signed and sealed": Transfer(workload=TINY, secure="both"),
     "computed": Transfer(workload=TINY, compute_ms=1.0),
     "one stream": Transfer(workload=Workload.of(32 * KIB, 2 * MIB, layers=1, components=1)),
     "link": Transfer(workload=TINY, datagram=1452, link=Link(4, 0.01)),
@@ -214,3 +217,31 @@ async def test_a_link_drops_by_its_seed() -> None:
             found.append(await arrive(100 - direction.dropped))
         assert found[0] == found[1] != found[2]
         assert 50 < len(found[0]) < 90
+
+
+# Publications that come and go
+
+
+async def test_the_memory_of_a_relay_is_watched(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(churn, "BATCHES", churn.WARM + 2)
+    found = await churn.measure(certificates, small=1, large=0)
+    assert (found.octets, found.objects) == (10 * 64 * KIB, 10 * 2)
+    assert set(found.processes) == {"sender", "relay"}
+    assert abs(found.values[churn.GROWTH]) < 1.0
+
+
+def test_the_slope_counts_from_where_the_relay_is_warm() -> None:
+    rising = [churn.CACHE_OCTETS * number for number in range(churn.WARM)]
+    flat = churn.slope_values([*rising, *[5 * MIB] * 12], 100)
+    assert flat == {"relay_memory_octets_per_publication": 0.0, churn.GROWTH: 0.0}
+    grows = churn.slope_values([*rising, *range(0, 5 * MIB, MIB)], 128)
+    assert grows["relay_memory_octets_per_publication"] == pytest.approx(MIB / 128)
+    assert grows[churn.GROWTH] == pytest.approx(4 * MIB / churn.CACHE_OCTETS)
+
+
+def test_more_publications_are_larger_batches() -> None:
+    groups = [churn.churn(Scale(publications=count)) for count in (20, 20_000)]
+    labels = [group.cases[0].label.rpartition(", ")[2] for group in groups]
+    assert labels == ["20 small publications", "20000 small publications"]

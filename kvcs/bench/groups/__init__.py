@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kvcs.bench.groups import growth, layers, others, paths, sizes
+from kvcs.bench.groups import churn, growth, layers, others, paths, protection, sizes
 from kvcs.bench.plan import Group, GroupMaker, Scale
 from kvcs.errors import UsageError
 
@@ -33,6 +33,8 @@ GROUPS: Final[Mapping[str, Entry]] = MappingProxyType(
         "layers": Entry(layers.layers, 50, 30),
         "memory": Entry(growth.memory, 80, 15),
         "growth": Entry(growth.growth, 90, 12),
+        "protection": Entry(protection.protection, 150, 35),
+        "churn": Entry(churn.churn, 90, 20),
         "aiomoqt": Entry(others.aiomoqt, 110, 30),
         "others": Entry(others.others, 60, 40),
     }

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvcs
+from kvcs.bench.keys import key_ring, protection_ring, signing_key
 from kvcs.bench.parent import Parent
 from kvcs.bench.usage import Meter, clock
 from kvcs.bench.workload import DTYPE, HEAD_DIM, KV_HEADS, Workload
@@ -23,8 +24,8 @@ Pair = tuple[Array, Array | None]
 """K and V of one layer, or the joint tensor alone."""
 
 
-def prefix_of(workload: Workload) -> kvcs.Prefix:
-    """The prefix that both sides know."""
+def prefix_of(workload: Workload, start: int = 0) -> kvcs.Prefix:
+    """The prefix that both sides know; its token ids count from ``start``."""
     descriptor = kvcs.Descriptor(
         model="bench",
         weights=kvcs.UNPINNED,
@@ -35,7 +36,7 @@ def prefix_of(workload: Workload) -> kvcs.Prefix:
         dtype=DTYPE,
         block_tokens=workload.block_tokens,
     )
-    tokens = range(workload.blocks * workload.block_tokens)
+    tokens = range(start, start + workload.blocks * workload.block_tokens)
     return kvcs.Prefix(kvcs.Scope(key=SCOPE_KEY), descriptor, tokens)
 
 
@@ -77,6 +78,11 @@ def quic_of(options: dict[str, Any]) -> kvcs.QuicSettings:
     return kvcs.QuicSettings(datagram_size=options["datagram"])
 
 
+def secured(options: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether manifests are signed, and whether Objects are sealed."""
+    return options["secure"] in ("signed", "both"), options["secure"] in ("sealed", "both")
+
+
 async def producer(parent: Parent, options: dict[str, Any]) -> None:
     """Publish one layer after the other, as fast as `put` takes them or as they are computed."""
     workload = Workload(**options["workload"])
@@ -98,7 +104,14 @@ async def producer(parent: Parent, options: dict[str, Any]) -> None:
             session = await stack.enter_async_context(serving)
             url = session.url
         publisher = kvcs.Publisher(session)
-        publication = await stack.enter_async_context(publisher.publish(prefix_of(workload)))
+        signs, seals = secured(options)
+        publication = await stack.enter_async_context(
+            publisher.publish(
+                prefix_of(workload),
+                sign=signing_key() if signs else None,
+                protect=protection_ring() if seals else None,
+            )
+        )
         segment = await publication.segment()
         ready = iter(layers)
         first = next(ready)
@@ -128,7 +141,13 @@ async def consumer(parent: Parent, options: dict[str, Any]) -> None:
     deadline = options["seconds"]
     connecting = kvcs.connect(options["url"], ca=options["ca"], quic=quic_of(options))
     async with connecting as session:
-        subscriber = kvcs.Subscriber(session)
+        signs, seals = secured(options)
+        subscriber = kvcs.Subscriber(
+            session,
+            keys=key_ring() if signs else None,
+            require_signed=signs,
+            protection=protection_ring() if seals else None,
+        )
         prefix = prefix_of(workload)
         if options["late"]:
             parent.tell("ready", url="")
@@ -144,6 +163,8 @@ async def consumer(parent: Parent, options: dict[str, Any]) -> None:
                 verified_at.append(clock())
                 if options["keep"]:
                     kept.append((layer.k, layer.v if workload.components == 2 else None))
+                else:
+                    cache.drop(layer.index)
             meter.stop()
             facts, reading = cache.report, meter.reading()
             parent.tell(

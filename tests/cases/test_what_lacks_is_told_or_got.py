@@ -118,6 +118,55 @@ async def test_a_layer_that_cannot_be_encoded_aborts_long_before_the_deadline(
             await put(await again.segment(), toy)
 
 
+class Brittle:
+    """Raw Data, whose encoding fails for one block."""
+
+    name, number, lossless, in_place = "brittle", 0xFF22, True, True
+
+    def __init__(self, bad: bytes) -> None:
+        self.bad = bad
+
+    def data_octets(self, layout: BlockLayout) -> int | None:
+        return layout.octets
+
+    def encode(self, sections: Sequence[Any], layout: BlockLayout) -> Sequence[Any]:
+        pieces = RAW.encode(sections, layout)
+        if b"".join(map(bytes, pieces)) == self.bad:
+            raise RuntimeError("out of scratch memory")
+        return pieces
+
+    def decode(self, data: memoryview, layout: BlockLayout) -> Sequence[Any]:
+        return RAW.decode(data, layout)
+
+
+@virtual
+async def test_an_encoder_that_raises_for_one_block_aborts_and_sends_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for table in ("_BY_NAME", "_BY_NUMBER"):
+        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
+    toy, prefix, wire = toy_publication(), toy_prefix(), Wire()
+    register(Brittle(toy.v[3][8:12].tobytes()))  # layer 3, block 2 of the V track
+    loop = asyncio.get_running_loop()
+    async with meeting(None, wire) as (server, client):
+        retrieval = kvcs.Subscriber(client, settings=QUICK).open(prefix)
+        with pytest.raises(Exception, match="out of scratch memory"):
+            async with kvcs.Publisher(server).publish(prefix, encodings=["brittle"]) as publication:
+                first_id = publication.publication_id
+                cache = await retrieval.__aenter__()
+                await put(await publication.segment(), toy)
+        began = loop.time()
+        with pytest.raises(kvcs.PublicationAborted):
+            await cache.layer(3)
+        assert loop.time() - began < 5.0  # the deadline is 50 s
+        assert not cache.manifest.complete
+        assert not [key for key in wire.objects("v.brittle.s0") if key.group >= 3]
+        await retrieval.__aexit__(None, None, None)
+        async with kvcs.Publisher(server).publish(prefix) as again:
+            assert again.publication_id != first_id
+            await put(await again.segment(), toy)
+
+
 # Case 3
 
 
@@ -247,9 +296,13 @@ async def test_an_abort_reaches_everybody_through_a_relay(files: PemFiles) -> No
                 async with subscriber.open(prefix) as first:
                     await put(segment, toy, range(2))
                     assert same(await first.layer(1), toy)
-                    publication.abort("input too long")
-                    with pytest.raises(kvcs.PublicationAborted, match="input too long"):
-                        await first.layer(3)
+                    joining = kvcs.Subscriber(consumer, settings=BRIEF)
+                    async with joining.open(prefix) as joined_later:
+                        assert same(await joined_later.layer(1), toy)
+                        publication.abort("input too long")
+                        for cache in (first, joined_later):
+                            with pytest.raises(kvcs.PublicationAborted, match="input too long"):
+                                await cache.layer(3)
                     assert same(await first.layer(0), toy)
                 async with asyncio.timeout(30.0):
                     with pytest.raises(kvcs.KvcsError):
@@ -284,6 +337,38 @@ async def test_a_publisher_that_is_killed_before_its_last_manifest(files: PemFil
             assert caught.value.missing == ()
             assert not cache.manifest.complete
             assert engine.asked == []  # nothing lacks; what lacks is the producer's word
+
+
+@virtual
+async def test_what_no_signed_list_names_when_its_producer_is_killed_is_unverified() -> None:
+    toy, prefix, wire = toy_publication(), toy_prefix(), Wire()
+    key = kvcs.SigningKey.generate(scope_id=prefix.scope_id)
+    lazy = kvcs.ManifestCadence(first_layers=(1,), every_layers=99)
+    settings = kvcs.PublisherSettings(signed_cadence=lazy)
+    async with meeting(None, wire) as (server, client):
+        subscriber = kvcs.Subscriber(
+            client, settings=BRIEF, keys=kvcs.KeyRing([key.public]), require_signed=True
+        )
+        with pytest.raises(ConnectionResetError):
+            async with kvcs.Publisher(server, settings=settings).publish(
+                prefix, sign=key
+            ) as publication:
+                retrieval = subscriber.open(prefix)
+                cache = await retrieval.__aenter__()
+                await put(await publication.segment(), toy, range(3))
+                assert same(await cache.layer(0), toy)
+                last = Location(2, 2)
+                await wire.until(
+                    lambda: last in wire.objects(str(V0)) and last in wire.objects(str(K0))
+                )
+                await server.close()
+                raise ConnectionResetError
+        with pytest.raises(kvcs.CacheIncomplete) as caught:
+            await cache.layer(1)
+        lacking = {(run.component, run.layer) for run in caught.value.missing}
+        assert lacking == {(name, layer) for name in "kv" for layer in (1, 2, 3)}
+        assert cache.report.objects == 6
+        await retrieval.__aexit__(None, None, None)
 
 
 # Case 48

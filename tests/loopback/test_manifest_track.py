@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from tests.builders import QUICK, put, same, toy_descriptor, toy_prefix, toy_pub
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import Tape, Wire, joined, serving, subscribe
 from tests.loopback.raw_publication import K0, MANIFEST_COSE, V0, RawPublication
+from tests.loopback.retrieving import meeting
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -262,3 +265,57 @@ async def test_a_signed_publication_is_refused_where_nobody_can_verify_it(
             async with subscriber.open(toy_prefix(), wait=0):
                 raise AssertionError("it was opened")
         assert set(wire.tracks("subscribe")) == {"manifest.cose"}
+
+
+def _second(**members: Any) -> dict[str, Any]:
+    """The entry of a segment behind the toy's three blocks."""
+    entry = {
+        "segment": 1,
+        "first_block": 3,
+        "blocks": 1,
+        "block_keys_sha256": "00" * 32,
+        "tracks": ["k.raw.s1", "v.raw.s1"],
+        "complete": False,
+    }
+    return {**entry, **members}
+
+
+def _nested(depth: int) -> Any:
+    return json.loads("[" * depth + "]" * depth)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda m: m["segments"].append(_second(first_block=2)), "first_block is 2, expected 3"),
+        (lambda m: m["segments"].append(_second(first_block=4)), "first_block is 4, expected 3"),
+        (lambda m: m["segments"].append(_second(segment=2)), "numbered 2"),
+        (lambda m: m["segments"].append(_second(tracks=["q.raw.s1"])), "component.codec.sN"),
+        (lambda m: m["segments"].pop(), "segment"),
+        (lambda m: m["segments"][0].update(blocks=2), "digests"),
+        (lambda m: m["segments"][0].update(block_keys_sha256="00" * 32), "block_keys_sha256"),
+        (lambda m: m["segments"][0]["tracks"].remove("v.raw.s0"), "v.raw.s0"),
+        (lambda m: m["segments"][0]["object_digests"]["v.raw.s0"][1].reverse(), "v.raw.s0 layer 1"),
+        (lambda m: m["compat"].update(model="another"), "model"),
+        (lambda m: m.update(deterministic=True), "deterministic changed"),
+        (lambda m: m["compat"].update(deep=_nested(17)), "nested more than 16"),
+    ],
+)
+@virtual
+async def test_a_later_version_that_contradicts_the_first_ends_the_use_in_words(
+    change: Callable[[dict[str, Any]], Any], text: str
+) -> None:
+    raw = RawPublication(toy_publication())
+    raw.layers(0, 1)
+    raw.manifest(layers=2)
+    async with meeting(raw) as (_, client):
+        async with kvcs.Subscriber(client, settings=QUICK).open(toy_prefix()) as cache:
+            assert same(await cache.layer(1), raw.toy)
+            waiting = asyncio.create_task(cache.layer(3))
+            raw.manifest(changed(raw, change))
+            with pytest.raises(kvcs.PublicationError, match=text):
+                await cache.complete()
+            with pytest.raises(kvcs.PublicationError, match=text):
+                await waiting
+            with pytest.raises(kvcs.PublicationError, match=text):
+                await cache.layer(0)  # nothing of it may be used any more

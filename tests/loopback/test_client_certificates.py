@@ -211,6 +211,7 @@ async def test_a_client_that_has_not_the_key_is_refused(
     assert (code, by_peer) == (None, True)
     assert "decrypt_error" in reason
     assert server.receivers == []
+    assert refusals(server.listener) == {"decrypt_error": 1}
     await end(server, client)
 
 

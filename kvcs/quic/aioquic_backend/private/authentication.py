@@ -6,7 +6,7 @@ for one behind a private switch alone, lets clients without one pass, and looks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
@@ -49,8 +49,15 @@ def require_certificate(context: Context, clients: Clients) -> None:
         context._set_state(State.SERVER_EXPECT_CERTIFICATE)
         return alert
 
+    def counted(take: Callable[[Buffer], None], input_buf: Buffer) -> None:
+        try:
+            take(input_buf)
+        except Alert as exc:  # it cannot be read, or the client has not the key
+            clients.count(exc)
+            raise
+
     def certificate(input_buf: Buffer) -> None:
-        take_certificate(input_buf)
+        counted(take_certificate, input_buf)
         alert: Alert
         if context._peer_certificate is None:
             alert = AlertCertificateRequired("a client certificate is required")
@@ -62,7 +69,7 @@ def require_certificate(context: Context, clients: Clients) -> None:
         raise refuse(alert)
 
     def verify(input_buf: Buffer) -> None:
-        take_verify(input_buf)
+        counted(take_verify, input_buf)
         leaf = context._peer_certificate
         assert leaf is not None  # `certificate` has seen it
         try:

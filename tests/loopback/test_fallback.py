@@ -296,6 +296,39 @@ class Late:
         return getattr(self.inner, name)
 
 
+class Together(Late):
+    """A source whose layers are given once so many are asked for side by side."""
+
+    def __init__(self, inner: HttpSource, count: int) -> None:
+        super().__init__(inner)
+        self.count = count
+        self.asked_for = 0
+
+    async def payloads(self, *what: Any) -> AsyncIterator[Any]:
+        self.asked_for += 1
+        if self.asked_for == self.count:
+            self.go_on.set()
+        await self.go_on.wait()
+        async for stored in self.inner.payloads(*what):
+            yield stored
+
+    async def publications(self, *where: bytes) -> Any:
+        return await self.inner.publications(*where)
+
+
+async def test_layers_are_asked_for_side_by_side(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as it:
+        # Eight layers of tracks at a time: all of the toy's; one by one would never end.
+        source = Together(HttpSource(it.server.url), 8)
+        subscriber = kvcs.Subscriber(
+            fallback=source,  # type: ignore[arg-type]
+            settings=QUICK,
+        )
+        async with subscriber.open(it.prefix) as cache:
+            await all_of(cache, it.toy)
+        assert source.asked_for == 8
+
+
 async def test_a_session_that_dies_while_the_source_is_asked_does_not_count(
     tmp_path: Path, files: PemFiles
 ) -> None:

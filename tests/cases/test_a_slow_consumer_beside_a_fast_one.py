@@ -48,7 +48,9 @@ class Scene:
         ]
         self.published = asyncio.Event()
 
-    async def relay(self, name: str, *upstreams: str) -> kvcs.Relay:
+    async def relay(
+        self, name: str, *upstreams: str, limits: kvcs.RelayLimits | None = None
+    ) -> kvcs.Relay:
         host = self.network.host(name)
         with host:
             settings = kvcs.RelaySettings(
@@ -58,19 +60,21 @@ class Scene:
                 allow_anyone=True,
                 upstreams=tuple(f"moqt://{one}:{PORT}" for one in upstreams),
                 quic=QUIC,
+                limits=limits or kvcs.RelayLimits(),
             )
             relay = kvcs.Relay(settings)
             await relay.__aenter__()
         return relay
 
-    async def produce(self, over: asyncio.Event) -> None:
+    async def produce(self, over: asyncio.Event, pause: float = 0.0, at: str = "upper") -> None:
         with self.network.host("producer"):
-            url = f"moqt://upper:{PORT}"
+            url = f"moqt://{at}:{PORT}"
             async with kvcs.connect(url, quic=QUIC, reconnect=RECONNECT) as session:
                 async with kvcs.Publisher(session).publish(PREFIX) as publication:
                     segment = await publication.segment()
                     for number, (k, v) in enumerate(self.layers):
                         await segment.put(number, k, v)
+                        await asyncio.sleep(pause)
                     segment.finish()
                     self.published.set()
                     await over.wait()
@@ -118,5 +122,26 @@ def test_the_fast_one_takes_as_long_as_alone_and_queues_stay_bounded() -> None:
         await producing
         for relay in (lower, upper):
             await relay.close(at_once=True)
+
+    run(main(), limit=2000.0)
+
+
+def test_one_that_is_too_far_behind_is_told_and_completes_by_fetch() -> None:
+    """Both follow what is published meanwhile, faster than the slow one's link carries it."""
+
+    async def main() -> None:
+        scene = Scene()
+        relay = await scene.relay("lower", limits=kvcs.RelayLimits(max_lag_seconds=3.0))
+        over = asyncio.Event()
+        producing = asyncio.create_task(scene.produce(over, pause=0.25, at="lower"))
+        slow, fast = (asyncio.create_task(scene.consume(host)) for host in ("slow", "fast"))
+        took = await fast
+        assert took < 2 * 0.25 * LAYERS and not slow.done()
+        fetches = relay.stats.fetches
+        assert await slow > 5 * took
+        assert relay.stats.too_far_behind > 0 and relay.stats.fetches > fetches
+        over.set()
+        await producing
+        await relay.close(at_once=True)
 
     run(main(), limit=2000.0)

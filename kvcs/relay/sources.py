@@ -23,6 +23,7 @@ from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.publishing import SubscriptionDelivery
+from kvcs.relay.claims import Claims
 from kvcs.relay.failover import End
 from kvcs.relay.hub import Hub
 from kvcs.relay.upstream import Retrieval, Upstream
@@ -43,6 +44,7 @@ class Sources:
         self._hub = hub
         self._owner = owner
         self._upstreams: dict[Place, Upstream] = {}
+        self.claims = Claims(hub, owner)
         self._untried: list[int] = []
         """Upstreams that are asked if those before them refuse, or take long."""
         self._patient = False
@@ -236,7 +238,7 @@ class Sources:
         expires_ms = self._hub.expires_ms(place)
         session.responder.accept_publish(place.request_id, expires_ms=expires_ms)
         largest = event.parameters.get(ParameterType.LARGEST_OBJECT)
-        self._established(upstream, largest, event.track_properties, now)
+        self._named(upstream, largest, event.track_properties, now)
         if self._owner.needed:
             self.resume(now)
 
@@ -270,6 +272,17 @@ class Sources:
         if upstream.flowing:
             owner.consumers.answer_waiting(now)
         owner.check_idle_soon()
+
+    def _named(
+        self, upstream: Upstream, largest: Location | None, properties: KeyValues, now: float
+    ) -> None:
+        """A publisher serves the Track; it may have to show its Largest Object first."""
+        self.claims.named(upstream, largest, properties, self._established, self._not_there, now)
+
+    def _not_there(self, upstream: Upstream, now: float) -> None:
+        """A publisher has not what it names as its Largest Object."""
+        status, reason = PublishDoneCode.GOING_AWAY, "the publisher has not what it names"
+        self._gone(upstream, now, status=status, reason=reason, error=DoesNotExist(reason))
 
     # Pausing what was published
 
@@ -329,13 +342,13 @@ class Sources:
         if isinstance(event, events.RequestAccepted):
             if isinstance(event.reply, SubscribeOk):
                 largest = event.reply.parameters.get(ParameterType.LARGEST_OBJECT)
-                self._established(upstream, largest, event.reply.track_properties, now)
+                self._named(upstream, largest, event.reply.track_properties, now)
         elif isinstance(event, events.RequestUpdateAnswered):
             self._steered(upstream, event, now)
         elif isinstance(event, events.StateNotified):
             largest = event.parameters.get(ParameterType.LARGEST_OBJECT)
             if largest is not None:
-                self._owner.track.note_largest(largest)
+                self.claims.noted(upstream, largest)
         elif isinstance(event, events.RequestRefused):
             error = passed_on(event)
             status, reason = PublishDoneCode.INTERNAL_ERROR, error.reason
@@ -413,6 +426,7 @@ class Sources:
                 continue
             del self._upstreams[place]
             self._hub.unbind(place)
+            self.claims.left(upstream)
             session = self._hub.session(place.session)
             if session is not None:
                 session.requester.cancel(place.request_id, code)
@@ -434,6 +448,7 @@ class Sources:
         if self._upstreams.pop(upstream.place, None) is None:
             return
         self._hub.unbind(upstream.place)
+        self.claims.left(upstream)
         if upstream.flowing and (not self.established or self._lacks_what_was_before()):
             if owner.failover.goes_on(upstream, End(status, reason, error), now):
                 return

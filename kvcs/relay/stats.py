@@ -146,6 +146,9 @@ class RelayStats:
     upstream_share_refused: int = 0
     """Requests refused because their session had caused as many upstream as it may."""
 
+    largest_not_there: int = 0
+    """Publishers dropped since they had not what they named as the Largest Object of a Track."""
+
     too_far_behind: int = 0
     """Downstream subscriptions ended because they did not keep up."""
 

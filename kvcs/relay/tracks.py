@@ -283,6 +283,7 @@ class RelayTrack:
             return
         retrieval = self.retriever.find(place)
         if retrieval is None:
+            self.sources.claims.event(place, event, now)
             return
         if isinstance(event, events.DataStreamOpened):
             self._open_range(retrieval, place, event.stream_id, now)
@@ -321,8 +322,9 @@ class RelayTrack:
     def stream_event(self, key: int, event: StreamEvent, now: float) -> None:
         """An event of a data stream of a request that was made upstream for this Track."""
         found = self._streams.get((key, event.stream_id))
-        if found is None:
-            return  # a stream that is not taken any more
+        if found is None:  # a stream that is not taken any more, or of a check
+            self.sources.claims.stream_event((key, event.stream_id), event, now)
+            return
         intake, owner = found
         cache = self._hub.cache
         cache.now = now

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import kvcs
+from kvcs.errors import UsageError
 from kvcs.kv import UNPINNED
 from tests.certificates import PemFiles
 from tests.loopback.test_relay_chain import PATIENT, relaying
@@ -52,3 +53,18 @@ async def test_every_octet_comes_through(
                         [layer] = [layer async for layer in cache]
     assert layer.k.tobytes() == k.tobytes() and layer.v.tobytes() == v.tobytes()
     assert (cache.report.objects, cache.report.duplicates) == (4, 0)
+
+
+async def test_what_is_larger_than_allowed_is_refused_before_it_is_sent(
+    files: PemFiles, nothing_left_behind: None
+) -> None:
+    wanted = prefix(64 * KIB)
+    shape = (2, wanted.descriptor.kv_heads, wanted.descriptor.head_dim)
+    k, v = (np.zeros(shape, dtype=np.uint8) for _ in "kv")
+    settings = kvcs.PublisherSettings(max_data_octets=64 * KIB - 1)
+    async with relaying(files) as relay, kvcs.connect(relay.url, ca=files.ca) as session:
+        with pytest.raises(UsageError, match="above the limit of 65535"):
+            async with kvcs.Publisher(session, settings=settings).publish(wanted) as publication:
+                segment = await publication.segment()
+                await segment.put(0, k, v)
+        assert relay.stats.objects_in == 0

@@ -150,6 +150,8 @@ def test_a_retry_interval_of_centuries_goes_to_the_next_publisher() -> None:
     slow.before_answer = before
     consumer = ConsumerPeer(hub)
     consumer.subscribe(fill=None)
+    for publisher in (slow, good):
+        publisher.fetches.clear()  # they had to show what they name
     request_id = consumer.fetch(chosen=far(3))
     assert len(slow.fetches) == len(good.fetches) == 1
     assert consumer.markers(request_id) == []

@@ -12,6 +12,7 @@ from typing import Final, cast
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.connection import NetworkAddress, QuicConnectionState
+from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicFrameType, push_ack_frame
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.stream import QuicStream
@@ -38,6 +39,10 @@ MANY: Final = 16
 MAX_UNKNOWN: Final = 30_000
 """Packets beyond the largest that was acknowledged."""
 
+KEY_PACKETS: Final = 1 << 22
+"""Packets under one key, after which both sides take the next; AES-GCM may seal twice as many
+(RFC 9001 §6.6)."""
+
 ACK_OCTETS: Final = 1000
 """Octets of an ACK frame, at most; older ranges are left out."""
 
@@ -47,6 +52,10 @@ ACKS_WITHOUT_ANSWER: Final = 8
 
 class OutgoingConnection(IncomingConnection):
     """A connection whose streams of Objects fill packets of their own."""
+
+    _sending_key: object = None
+    """What packets are sealed with, and the number of the first one that was."""
+    _key_begun = 0
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
         """Build what may leave at `now`: frames of all kinds first, then those of Objects."""
@@ -127,6 +136,7 @@ class OutgoingConnection(IncomingConnection):
         packets = min(pacer.packets(now), MAX_UNKNOWN - unknown)
         window = congestion.congestion_window - congestion.bytes_in_flight
         keys = self._cryptos[Epoch.ONE_RTT]
+        self._count_under(keys)
         flight = Flight(keys, self._peer_cid.cid, self._spin_bit, self._packet_number)
         filling = Filling(flight, now, packets, window, self._max_datagram_size)
         filling.acknowledgement = self._acknowledgement(now)
@@ -144,6 +154,19 @@ class OutgoingConnection(IncomingConnection):
         path = self._network_paths[0]
         path.bytes_sent += filling.octets
         return [(data, path.addr) for data in flight.datagrams()]
+
+    def _count_under(self, keys: CryptoPair) -> None:
+        """Ask for the next keys once these have sealed enough.
+
+        Not before the peer acknowledged a packet under these (RFC 9001 §6.1).
+        """
+        if keys.send.aead is not self._sending_key:
+            self._sending_key, self._key_begun = keys.send.aead, self._packet_number
+        elif (
+            self._packet_number - self._key_begun >= KEY_PACKETS
+            and self._spaces[Epoch.ONE_RTT].largest_acked_packet >= self._key_begun
+        ):
+            self.request_key_update()
 
     def _acknowledgement(self, now: float) -> Acknowledgement | None:
         """The ACK frame that is due."""

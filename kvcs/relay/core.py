@@ -93,6 +93,7 @@ class RelayCore(Sessions):
         now: float,
         upstream: int | None = None,
         queued: Callable[[], int] = int,
+        facts: Callable[[], dict[str, Fact]] = dict,
     ) -> None:
         """A session is there; ``key`` names it from now on and is never used again.
 
@@ -102,8 +103,9 @@ class RelayCore(Sessions):
             now: the time.
             upstream: where it is one with an upstream, how many others are asked before it.
             queued: octets that were handed over for its peer and wait below; 0 by default.
+            facts: what the log is to tell of it beside, when it is over.
         """
-        self._peers[key] = Peer(core, now, upstream, queued)
+        self._peers[key] = Peer(core, now, upstream, queued, facts)
         core.requests.on_over = lambda request_id: self.scopes.over(Place(key, request_id))
         self.stats.sessions_total += 1
 
@@ -175,6 +177,7 @@ class RelayCore(Sessions):
             by_peer=closed.by_peer,
             seconds=round(now - peer.opened_at, 3),
             requests=peer.requests,
+            **peer.facts(),
         )
         self._run_soon(now)
 

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.session import Session
+from kvcs.relay.stats import Fact
 from kvcs.relay.tracks import RelayTrack
 from kvcs.relay.turns import Turns
 
@@ -23,6 +24,9 @@ class Peer:
 
     queued: Callable[[], int] = int
     """Octets that were handed over for it and wait below."""
+
+    facts: Callable[[], dict[str, Fact]] = dict
+    """What the log is to tell of it when it is over."""
 
     lag_octets: int = 0
     """Octets of the cache that its subscriptions are owed, when they were looked at last."""

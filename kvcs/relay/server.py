@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import TracebackType
 
@@ -29,7 +29,7 @@ from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.disk import Disk
 from kvcs.relay.settings import GIB, RelayLimits
-from kvcs.relay.stats import MAX_SCOPES_SHOWN, PeerStats, RelayStats, RelayStatus
+from kvcs.relay.stats import MAX_SCOPES_SHOWN, Fact, PeerStats, RelayStats, RelayStatus
 from kvcs.relay.uplinks import NoOrigin, Uplink
 from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
 from kvcs.trust import KeyUse
@@ -459,7 +459,13 @@ class Relay:
         connection.answer_with(lambda _connection, _event: True)
         connection.answer_updates_with(lambda _event: None)
         waiting = connection.transport.unacknowledged
-        self._core.session_opened(key, connection.core, now, upstream, waiting)
+
+        def facts() -> dict[str, Fact]:
+            octets = asdict(connection.stats())
+            taken = {each: octets[each] for each in ("octets_sent", "octets_received")}
+            return {"peer": connection.peer, "upstream": upstream, **taken}
+
+        self._core.session_opened(key, connection.core, now, upstream, waiting, facts)
         return key
 
     def _arm(self) -> None:

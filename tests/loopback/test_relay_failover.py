@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
+import structlog
 
 import kvcs
 from kvcs.relay.stats import UpstreamStats
@@ -101,3 +102,21 @@ async def test_the_status_tells_how_each_upstream_is(files: PemFiles) -> None:
                 await upper.close(at_once=True)
                 await until(lambda: upstream(0).state == "opening")
                 assert upstream(0).requests == asked
+
+
+async def test_a_session_that_is_over_is_one_line_with_the_facts(files: PemFiles) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with relaying(files) as upper, relaying(files, upper.url) as lower:
+            await until(lambda: lower.status().upstreams[0].state == "open")
+            async with kvcs.connect(lower.url, ca=files.ca) as session:
+                with pytest.raises(kvcs.PublicationNotFound):
+                    async with kvcs.Subscriber(session).open(toy_prefix(), deadline=SAFETY):
+                        pass
+    ended = [line for line in lines if line["event"] == "session_ended"]
+    # The consumer's session at the lower relay; that of the two relays, at either.
+    assert sorted(line["upstream"] is None for line in ended) == [False, True, True]
+    for line in ended:
+        assert "127.0.0.1:" in line["peer"]
+        assert line["seconds"] > 0 and line["code"] == 0
+        assert line["octets_sent"] > 0 and line["octets_received"] > 0
+    assert any(line["requests"] > 0 for line in ended)

@@ -455,9 +455,8 @@ class ConnectionDriver:
         self._phase = Phase.OVER
         self._cancel_timers()
         ending = self._ending or self._read_ending()
-        self._log.info(
-            "connection_closed", code=ending.code, reason=ending.reason, by_peer=ending.by_peer
-        )
+        code = None if ending.code is None else int(ending.code)
+        self._log.info("connection_closed", code=code, reason=ending.reason, by_peer=ending.by_peer)
         try:
             if self._receiver is not None:
                 self._receiver.closed(ending.code, ending.reason, ending.by_peer)

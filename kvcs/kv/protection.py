@@ -141,8 +141,8 @@ def derive(suite: CipherSuite, key_id: int, base_key: bytes, serialized: bytes) 
 
 def nonce(salt: bytes, location: Location) -> bytes:
     """The nonce of an Object: salt XOR (Group ID, Object ID)."""
-    counter = _COUNTER.pack(*location)
-    return bytes(a ^ b for a, b in zip(salt, counter, strict=True))
+    counter = int.from_bytes(_COUNTER.pack(*location))
+    return (int.from_bytes(salt) ^ counter).to_bytes(NONCE_OCTETS)
 
 
 def associated_data(location: Location, priority: int, immutable: Octets) -> bytes:
@@ -267,6 +267,8 @@ class Opener:
         self._keys = keys
         self._name = serialized_name(name)
         self._derived: dict[int, tuple[AESGCM, bytes]] = {}
+        self._known: tuple[bytes, int] = (b"", 0)
+        """Immutable properties that were read last, and their Key ID: most often all are alike."""
         self.failures = 0
         """Objects that did not open."""
 
@@ -299,7 +301,9 @@ class Opener:
             raise ObjectError(
                 "an Object of a protected track is not protected", check="unprotected"
             )
-        key_id = read_key_id(immutable)
+        if immutable != self._known[0] or not len(immutable):
+            self._known = (bytes(immutable), read_key_id(immutable))
+        key_id = self._known[1]
         if location.object > MAX_OBJECT_ID:
             raise ObjectError(f"Object ID {location.object} does not fit a nonce", check="seal")
         aead, salt = self._key(key_id)

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from kvcs.errors import ObjectError, UsageError
-from kvcs.kv.arrays import byte_view
 from kvcs.kv.ledger import Ledger
 from kvcs.kv.payload import HEADER_OCTETS, MAX_DATA_OCTETS
 from kvcs.kv.protection import TAG_OCTETS, Keys, Opener, sealed_octets
@@ -115,7 +114,8 @@ class Unsealer:
 
     def heard_of(self, slot: SealedSlot) -> None:
         """Octets of a slot have come."""
-        self._arriving.move_to_end(slot)
+        if len(self._arriving) > 1:
+            self._arriving.move_to_end(slot)
 
     def leave(self, slot: SealedSlot) -> None:
         """A slot needs no room any more."""
@@ -176,7 +176,7 @@ class SealedSlot:
         self._priority = priority
         self._immutable = immutable
         # Not zeroed: a peer that announces much and sends little costs nothing.
-        self._buffer: memoryview | None = byte_view(np.empty(payload_length, np.uint8))
+        self._buffer: memoryview | None = np.empty(payload_length, np.uint8).data
 
     def write(self, octets: Octets) -> None:
         """Take the next octets; what nobody announced is dropped."""

@@ -54,6 +54,10 @@ class Expected:
     sink: ObjectSink | None = None
     """Takes its Objects; None where they are events."""
 
+    harmless: bytes = b""
+    """Object Properties of its that were read last and told of no gap: most often all Objects have
+    the same."""
+
     open_streams: set[int] = field(default_factory=set)
     streams_seen: int = 0
     places: dict[tuple[int, int], int] = field(default_factory=dict)

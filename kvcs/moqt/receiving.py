@@ -397,12 +397,13 @@ class DataStreams:
         return True
 
     def _hold_to_rules(self, expected: Expected, header: ObjectHeader) -> None:
-        if header.properties:
+        gaps: tuple[int | None, int | None] = (None, None)
+        if header.properties != expected.harmless and header.properties:
             properties = KeyValues.decode(header.properties)
             gaps = check_object_properties(properties, header.location)
-            expected.rules.check_object(header, *gaps)
-        else:
-            expected.rules.check_object(header)
+            if gaps == (None, None):
+                expected.harmless = header.properties
+        expected.rules.check_object(header, *gaps)
 
     def _parse(self, stream: _Stream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
@@ -442,10 +443,7 @@ class DataStreams:
         if location == stream.last:
             # Only a fetch stream can say so: Object ID Delta 0 in one Group (§11.4.1).
             raise MalformedTrack(f"{location} twice on one stream")
-        if header.properties:
-            self._hold_to_rules(expected, header)
-        else:
-            expected.rules.check_object(header)
+        self._hold_to_rules(expected, header)
         stream.last = location
         stream.subgroup_id = header.subgroup_id
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
 
 from kvcs.errors import NotProtected, ObjectError, UsageError
 from kvcs.kv import Ledger
@@ -21,6 +23,9 @@ from kvcs.quic.connection import Connection
 
 _log = get_logger("kvcs.subscriber")
 
+KNOWN_PROPERTIES: Final = 16
+"""Object Properties whose reading is kept: most often all Objects of a publication are alike."""
+
 
 def default_priority(reply: SubscribeOk) -> int:
     """Publisher Priority of a Track's Objects whose own is left out."""
@@ -30,9 +35,12 @@ def default_priority(reply: SubscribeOk) -> int:
 
 def immutable_properties(header: ObjectHeader) -> bytes | None:
     """Value of an Object's IMMUTABLE_PROPERTIES, as it came; None where it has none."""
-    if not header.properties:
-        return None
-    return KeyValues.decode(header.properties).octets(Property.IMMUTABLE_PROPERTIES)
+    return _immutable(header.properties) if header.properties else None
+
+
+@lru_cache(maxsize=KNOWN_PROPERTIES)
+def _immutable(properties: bytes) -> bytes | None:
+    return KeyValues.decode(properties).octets(Property.IMMUTABLE_PROPERTIES)
 
 
 class Protection:

@@ -268,3 +268,21 @@ def test_no_secret_is_shown() -> None:
     derived = protection.derive(KEY.suite, KEY.key_id, KEY.base_key, b"")
     for shown in (repr(KEY), repr(derived)):
         assert "\\x" not in shown and "000102" not in shown
+
+
+def test_the_key_id_of_each_object_counts_whatever_came_before() -> None:
+    keys = {number: ProtectionKey(number, bytes([number % 251] * 32)) for number in (2**32, 2**40)}
+    name = FullTrackName((b"kvcs-1",), b"k.raw.s0")
+    opener = Opener(keys, name)
+    sealers = {number: Sealer(key, name) for number, key in keys.items()}
+    for at, number in enumerate((2**32, 2**40, 2**40, 2**32)):
+        place, immutable = Location(0, at), protection.immutable_properties(number)
+        sealed = sealers[number].seal(place, 5, [b"payload"])
+        assert bytes(opener.open(place, 5, immutable, sealed)) == b"payload"
+        with pytest.raises(ObjectError, match="0 Key IDs"):
+            opener.open(place, 5, b"", sealed)
+        other = protection.immutable_properties(2**72 // number)
+        with pytest.raises(ObjectError) as caught:
+            opener.open(place, 5, other, sealed)
+        assert caught.value.check == "seal"
+    assert opener.failures == 8

@@ -328,7 +328,7 @@ async def _retrieve(
     async with connect_all(peers, can_do_without=fallback is not None) as sessions:
         subscriber = Subscriber(
             *sessions,
-            settings=SubscriberSettings(patience=patience or None),
+            settings=SubscriberSettings(patience=patience),
             keys=keys,
             require_signed=require_signed,
             protection=ring,

@@ -216,7 +216,7 @@ def test_a_longer_publication_is_found_through_an_index(
         assert [each["uri"] for each in json.loads(entry.read_text())["publications"]] == [uri]
         for where in (shelf, entry):
             got = run(
-                *("fetch", *there, *named, "--index", where, "--probe", "0"),
+                *("fetch", *there, *named, "--index", where, "--probe", "0", "--whole"),
                 *("--out", out, "--compare", theirs, "--json"),
             )
             assert (got.code, got.err, got.json()["equal"]) == (0, "", True)
@@ -232,6 +232,10 @@ def test_a_longer_publication_is_found_through_an_index(
             "--index-out needs --relay or --serve",
         ),
         (("publish", theirs, *there, "--index-out", shelf), "a folder"),
+        (
+            ("fetch", *there, *named, "--patience", "0", "--out", out),
+            "patience must be more than 0",
+        ),
     ):
         refused = run(*wrong)
         assert refused.code == 2

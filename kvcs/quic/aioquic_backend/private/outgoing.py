@@ -59,6 +59,9 @@ class OutgoingConnection(IncomingConnection):
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
         """Build what may leave at `now`: frames of all kinds first, then those of Objects."""
+        if self._handshake_confirmed:
+            # Before a way is taken: the library alone updates keys, with the next packet it seals.
+            self._count_under(self._cryptos[Epoch.ONE_RTT])
         if not self._objects_go_apart():
             return super().datagrams_to_send(now)
         objects: list[QuicStream] = []
@@ -136,7 +139,6 @@ class OutgoingConnection(IncomingConnection):
         packets = min(pacer.packets(now), MAX_UNKNOWN - unknown)
         window = congestion.congestion_window - congestion.bytes_in_flight
         keys = self._cryptos[Epoch.ONE_RTT]
-        self._count_under(keys)
         flight = Flight(keys, self._peer_cid.cid, self._spin_bit, self._packet_number)
         filling = Filling(flight, now, packets, window, self._max_datagram_size)
         filling.acknowledgement = self._acknowledgement(now)

@@ -177,6 +177,8 @@ def expected_missing(
                 within = block - part.first_block
                 if layer in ledger.layers and 0 <= within < part.wanted:
                     found[number, track.component.value, layer, within] += 1
-    if ledger.blocks > chosen.blocks:
+    # A segment of which the prompt has only some blocks cannot be held to their Block Keys.
+    ends = [sum(chosen.passes[: number + 1]) for number in range(len(chosen.passes))]
+    if ledger.blocks > max((end for end in ends if end <= retrieval.shared), default=0):
         found.update({place: 1 for place in lacking(cache) if place[0] == len(ledger._parts)})
     return found

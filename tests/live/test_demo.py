@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240.0
+SECONDS = 600.0
 """Longest run of four processes that each load a model, on a machine that does other things too."""
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)

@@ -29,10 +29,8 @@ from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.private.flights import Flight, StreamPacket
 from kvcs.quic.aioquic_backend.private.outgoing import MAX_UNKNOWN
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer
-from tests.unit.quic.pair import CLIENT, SERVER, Pair, Side
-
-FIRST = 6
-"""The first stream of Objects of a client: 2 is for control."""
+from tests.unit.quic.packets import FIRST, flight_of, give, piece, ready
+from tests.unit.quic.pair import SERVER, Pair, Side
 
 # What a release changes here is to be read again: the short way does the same in other words.
 RESTATED: dict[Callable[..., Any], str] = {
@@ -250,41 +248,6 @@ def test_keys_are_updated_in_the_middle_of_a_transfer(by: str) -> None:
 
 
 # What arrives damaged, twice, or against the rules.
-
-
-def flight_of(pair: Pair, payload: bytes, first: int = 0) -> bytes:
-    """One datagram of the client's with a payload of our choice."""
-    quic = pair.client.quic
-    flight = Flight(quic._cryptos[Epoch.ONE_RTT], quic._peer_cid.cid, False, quic._packet_number)
-    flight._first |= first
-    flight._plain_head = bytes((flight._first,)) + flight.peer_cid
-    flight.seal([payload])
-    quic._packet_number += 1
-    return flight.datagrams()[0]
-
-
-def give(pair: Pair, *datagrams: bytes) -> None:
-    """Hand datagrams to the server as if the client had sent them."""
-    now = pair.clock.time()
-    for datagram in datagrams:
-        pair.server.transport.datagram_received(datagram, CLIENT, now)
-    pair.server.transport.batch_ended(now)
-
-
-def piece(stream_id: int, offset: int, data: bytes, fin: bool = False) -> bytes:
-    """A STREAM frame that ends its packet."""
-    head = bytes((0x0C | fin, 0x80)) + stream_id.to_bytes(3, "big")
-    return head + (offset | 0x80000000).to_bytes(4, "big") + data
-
-
-def ready() -> Pair:
-    """A pair whose server reads the short way and knows one stream."""
-    pair = Pair()
-    give(pair, flight_of(pair, piece(FIRST, 0, b"first")))
-    give(pair, flight_of(pair, piece(FIRST, 5, b"second" * 10)))
-    assert pair.server.quic._reading is not None
-    assert pair.server.receiver.data[FIRST] == b"first" + b"second" * 10
-    return pair
 
 
 def test_a_packet_that_comes_twice_is_read_once() -> None:

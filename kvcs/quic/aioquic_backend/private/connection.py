@@ -7,9 +7,19 @@ from typing import Any, Final, cast
 
 from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import END_STATES, QuicConnectionState, QuicReceiveContext
+from aioquic.quic.connection import (
+    END_STATES,
+    QuicConnectionError,
+    QuicConnectionState,
+    QuicReceiveContext,
+)
 from aioquic.quic.events import ConnectionTerminated
-from aioquic.quic.packet import QuicFrameType, QuicPacketType, pull_quic_transport_parameters
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicPacketType,
+    pull_quic_transport_parameters,
+)
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
@@ -29,6 +39,8 @@ from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, QuicSettings
 
 MAX_REASON_OCTETS: Final = 512
 """A longer reason might not fit a CONNECTION_CLOSE, and the library raises while it builds it."""
+
+NEVER_SENT: Final = "a packet is acknowledged that was never sent"
 
 MAX_PENDING_DATAGRAMS: Final = 256
 """DATAGRAM frames that may wait in the library, whose own queue has no limit."""
@@ -320,6 +332,11 @@ class Connection(OutgoingConnection):
         def received(
             *, ack_rangeset: RangeSet, space: QuicPacketSpace, now: float, **facts: Any
         ) -> None:
+            if ack_rangeset.bounds().stop > self._packet_number:
+                # The library takes it, and calls all lost that is on the way (RFC 9000 §13.1).
+                raise QuicConnectionError(
+                    QuicErrorCode.PROTOCOL_VIOLATION, QuicFrameType.ACK, NEVER_SENT
+                )
             if self._congestion.suspects:
                 # The library forgets packets that it called lost.
                 self._congestion.acknowledged(ack_rangeset)

@@ -1,0 +1,106 @@
+"""Packets of a peer that has the keys and breaks the rules, or whose packets come in disorder."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from aioquic.buffer import encode_uint_var
+from aioquic.quic.packet import QuicErrorCode
+from aioquic.tls import Epoch
+
+from tests.unit.quic.packets import FIRST, flight_of, give, piece, ready
+from tests.unit.quic.pair import Pair
+
+
+def ack(largest: int, first_range: int = 0) -> bytes:
+    """An ACK frame of one range, padded beyond what the short way reads."""
+    numbers = (2, largest, 0, 0, first_range)
+    return b"".join(map(encode_uint_var, numbers)) + bytes(40)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2**40])
+@pytest.mark.parametrize("first_range", [0, 1])
+def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection(
+    beyond: int, first_range: int
+) -> None:
+    pair = ready()
+    quic = pair.server.quic
+    acked = quic._spaces[Epoch.ONE_RTT].largest_acked_packet
+    give(pair, flight_of(pair, ack(quic._packet_number + beyond, first_range)))
+    event = quic.close_event
+    assert event is not None
+    assert event.error_code == QuicErrorCode.PROTOCOL_VIOLATION
+    assert quic._spaces[Epoch.ONE_RTT].largest_acked_packet == acked
+
+
+def test_the_last_packet_that_was_sent_may_be_acknowledged_with_all_before() -> None:
+    pair = ready()
+    quic = pair.server.quic
+    last = quic._packet_number - 1
+    give(pair, flight_of(pair, ack(last, last)))
+    assert quic.close_event is None
+    assert quic._spaces[Epoch.ONE_RTT].largest_acked_packet == last
+
+
+def test_no_frame_however_it_is_cut_raises_into_the_loop() -> None:
+    """Each has a code of its own, or is what a peer may send."""
+    rng = random.Random(7)
+    pair = ready()
+    quic = pair.server.quic
+    space = quic._spaces[Epoch.ONE_RTT]
+    codes: set[int] = set()
+    for number in range(3000):
+        kind = rng.choice([*range(0x00, 0x1F), 0x30, 0x31, 0x3F])
+        frame = bytes((kind,)) + rng.randbytes(rng.randrange(40))
+        if rng.random() < 0.3:  # a well-formed one, cut or with its first octets changed
+            whole = bytearray(piece(FIRST, 65, bytes(60)))
+            for _ in range(rng.randrange(3)):
+                whole[rng.randrange(10)] = rng.randrange(256)
+            frame = bytes(whole[: rng.randrange(1, len(whole))])
+        if quic._next_piece(frame) is None and not quic._read_frames(frame, space, 9, 1000.0):
+            assert quic._close_event is not None
+            codes.add(quic._close_event.error_code)
+            quic._close_event, quic._close_pending = None, False
+            quic._set_state(type(quic._state).CONNECTED)
+        quic._events.clear()
+        assert quic._local_max_data.used <= quic._local_max_data.value, number
+    assert codes >= {
+        QuicErrorCode.FRAME_ENCODING_ERROR,
+        QuicErrorCode.PROTOCOL_VIOLATION,
+        QuicErrorCode.STREAM_STATE_ERROR,
+        QuicErrorCode.FLOW_CONTROL_ERROR,
+    }
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 20, 21])
+def test_datagrams_that_are_too_short_are_nothing(size: int) -> None:
+    pair = ready()
+    datagram = flight_of(pair, piece(FIRST, 65, b"x" * 50))
+    give(pair, datagram[:size])
+    assert pair.server.quic.close_event is None
+    give(pair, datagram)
+    assert pair.server.receiver.data[FIRST][65:] == b"x" * 50
+
+
+def test_a_client_that_moves_in_the_middle_of_a_transfer_goes_on_the_short_way() -> None:
+    pair = Pair()
+    client, server = pair.client, pair.server
+    server.transport.send(3, b"control", False)
+    server.transport.send(7, bytes(400_000), True)
+    client.transport.send(2, b"control", False)
+    client.transport.send(FIRST, bytes(400_000), True)
+    for side in (client, server):
+        side.transport.flush()
+    pair.clock.run_until(lambda: server.receiver.octets > 100_000)
+    client.address = ("client", 9)  # as a NAT does that gave the old port to somebody else
+    pair.clock.run_until(
+        lambda: FIRST in server.receiver.finished and 7 in client.receiver.finished
+    )
+    assert server.receiver.data[FIRST] == client.receiver.data[7] == bytes(400_000)
+    pair.clock.run_until(lambda: server.quic.path_is_validated)
+    assert server.quic.get_peer_address() == ("client", 9)
+    pair.clock.run_for(0.5)
+    for side in (client, server):
+        assert side.quic._objects_go_apart()
+        assert side.quic._reading is not None

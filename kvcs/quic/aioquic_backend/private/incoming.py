@@ -8,6 +8,7 @@ left to the library, and so is every frame but the next piece of a stream.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 
 from aioquic.quic.connection import (
@@ -45,6 +46,9 @@ OFFSET, LENGTH, FIN = 0x04, 0x02, 0x01
 LONGEST_HEAD: Final = 1 + 3 * 8
 """Octets of a STREAM frame before its data, at most; a shorter payload is left to the library."""
 
+LAST_KEYS_TIMEOUTS: Final = 3
+"""Probe time-outs for which packets under the keys before those in use are read."""
+
 INTEGER_MASKS: Final = {1: 0x3F, 2: 0x3FFF, 4: 0x3FFF_FFFF, 8: 0x3FFF_FFFF_FFFF_FFFF}
 """What an integer's value is, by its octets (RFC 9000 §16)."""
 
@@ -72,12 +76,30 @@ class Reading:
         """Octets of a datagram that has a sample; none is shorter."""
 
 
+class LastKeys:
+    """The keys before those in use: packets overtaken by an update are opened with them.
+
+    The library forgets them at once, and a whole round trip of packets with them where the update
+    is ours (RFC 9001 §6.1 and §6.5).
+    """
+
+    __slots__ = ("begun", "reading", "until")
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.begun: float = inf
+        """Lowest packet number seen under the keys in use: only those below are older."""
+        self.until: float = inf
+        """When they are forgotten: some time after the first packet under the keys in use."""
+
+
 class IncomingConnection(ReceivingConnection):
     """A connection that reads ordinary packets the short way."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._reading: Reading | None = None
+        self._last_keys: LastKeys | None = None
         self._idle_now = -1.0
 
     def take(self, data: bytes, addr: NetworkAddress, now: float) -> Piece | None:
@@ -88,9 +110,10 @@ class IncomingConnection(ReceivingConnection):
             None, and what came is among the events.
         """
         reading = self._reading
+        if reading is not None and reading.context.aead is not reading.aead:
+            reading = self._renew()  # we have updated the keys
         if (
             reading is None
-            or reading.context.aead is not reading.aead
             or len(data) < reading.shortest
             or data[0] & LONG_HEADER
             or (path := self._network_paths[0]).addr != addr
@@ -107,11 +130,7 @@ class IncomingConnection(ReceivingConnection):
         mask = reading.mask(data[at + LONGEST_NUMBER : at + LONGEST_NUMBER + SAMPLE_OCTETS])
         first = data[0] ^ (mask[0] & SHORT_HEADER_BITS)
         octets = (first & 3) + 1
-        if (
-            first & RESERVED_BITS
-            or not first & FIXED_BIT
-            or (first >> PHASE_SHIFT) & 1 != reading.phase
-        ):
+        if first & RESERVED_BITS or not first & FIXED_BIT:
             self._leave(data, addr, now)
             return None
         space = reading.space
@@ -120,6 +139,14 @@ class IncomingConnection(ReceivingConnection):
             mask[1 : 1 + octets], "big"
         )
         number = decode_packet_number(truncated, octets * 8, space.expected_packet_number)
+        last = self._last_keys
+        if last is not None and now > last.until:
+            self._last_keys = last = None
+        if (first >> PHASE_SHIFT) & 1 != reading.phase:
+            if last is None or number >= last.begun:
+                self._leave(data, addr, now)
+                return None
+            reading = last.reading
         try:
             payload = reading.decrypt(
                 (reading.iv ^ number).to_bytes(NONCE_OCTETS, "big"),
@@ -127,7 +154,11 @@ class IncomingConnection(ReceivingConnection):
                 b"%c%b%b" % (first, cid, truncated.to_bytes(octets, "big")),
             )
         except InvalidTag:
+            if last is not None and reading is last.reading:
+                self._leave(data, addr, now)  # under the next keys, perhaps
             return None  # not from the peer, or damaged: it is as if it had never come
+        if last is not None and reading is not last.reading and number < last.begun:
+            self._first_under_new_keys(last, number, now)
         if number in space.received_packets:
             return None
         if number >= space.expected_packet_number:
@@ -150,8 +181,17 @@ class IncomingConnection(ReceivingConnection):
 
     def _leave(self, data: bytes, addr: NetworkAddress, now: float) -> None:
         """Have the library read a datagram, and see whether the next may be read here."""
+        before = self._last_keys
         self.receive_datagram(data, addr, now)
-        self._reading = None
+        self._renew()
+        last = self._last_keys
+        if last is not None and last is not before:
+            # The peer has updated the keys: nothing with a larger number came before.
+            self._first_under_new_keys(last, last.reading.space.largest_received_packet, now)
+
+    def _renew(self) -> Reading | None:
+        """See whether the next packet may be read here, and with which keys."""
+        before, self._reading = self._reading, None
         if self._handshake_confirmed and self._quic_logger is None:
             context = self._cryptos[Epoch.ONE_RTT].recv
             # A server gives up the keys of early data with the first packet that it reads.
@@ -159,6 +199,15 @@ class IncomingConnection(ReceivingConnection):
             if context.is_valid() and (self._is_client or not early.is_valid()):
                 space = self._spaces[Epoch.ONE_RTT]
                 self._reading = Reading(context, space, len(self.host_cid))
+                if before is not None and before.aead is not context.aead:
+                    self._last_keys = LastKeys(before)
+        return self._reading
+
+    def _first_under_new_keys(self, last: LastKeys, number: int, now: float) -> None:
+        """Note the lowest packet number under the keys in use."""
+        if last.begun == inf:
+            last.until = now + LAST_KEYS_TIMEOUTS * self._loss.get_probe_timeout()
+        last.begun = number
 
     def _next_piece(self, payload: bytes) -> Piece | None:
         """The one frame of a packet, where it holds the next octets of a stream that goes on."""

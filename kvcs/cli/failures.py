@@ -17,6 +17,19 @@ from kvcs.cli.output import shown
 from kvcs.errors import CacheIncomplete, KvcsError, RequestError
 from kvcs.moqt.errors import RequestCode
 
+_ABOUT_TOKENS = frozenset(
+    {
+        RequestCode.UNAUTHORIZED,
+        RequestCode.MALFORMED_AUTH_TOKEN,
+        RequestCode.EXPIRED_AUTH_TOKEN,
+    }
+)
+
+_TOKEN_ADVICE = (
+    "; pass with --token-file a token for this scope, role and server:"
+    " `kvcs token show` says what one allows"
+)
+
 
 class ExitCode(IntEnum):
     """What the command tells its caller."""
@@ -89,7 +102,8 @@ def report(error: BaseException, stream: TextIO) -> ExitCode:
 def _text(error: BaseException) -> str:
     """What to say about an error that is no fault of ours."""
     if isinstance(error, RequestError):
-        return f"refused: {error.reason or 'no reason given'} ({_code_text(error.code)})"
+        text = f"refused: {error.reason or 'no reason given'} ({_code_text(error.code)})"
+        return text + _TOKEN_ADVICE if error.code in _ABOUT_TOKENS else text
     if isinstance(error, typer.TyperException):
         # Choices and the like come on lines of their own.
         text = " ".join(error.format_message().split()).rstrip(".")

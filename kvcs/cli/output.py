@@ -27,6 +27,15 @@ def shown(value: object) -> str:
     )
 
 
+def _for_people(value: object) -> str:
+    """A fact as people say it: yes, no, and a dash for what there is none of."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return shown(value)
+
+
 def octets_text(count: int) -> str:
     """Octets for people, for example ``4.3 MiB``."""
     size, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
@@ -71,7 +80,7 @@ class Output:
         if self.as_json:
             print(json.dumps(document, indent=2))
             return
-        lines = [(shown(label), shown(value)) for label, value in facts]
+        lines = [(shown(label), _for_people(value)) for label, value in facts]
         width = max((len(label) for label, _ in lines), default=0)
         for label, value in lines:
             print(f"{label:<{width}}  {value}".rstrip())
@@ -86,7 +95,7 @@ class Output:
         if self.as_json:
             print(json.dumps(list(rows), indent=2))
             return
-        cells = [[shown(row.get(column, "")) for column in columns] for row in rows]
+        cells = [[_for_people(row.get(column, "")) for column in columns] for row in rows]
         if not sys.stdout.isatty():
             for line in (columns, *cells):
                 print("\t".join(line))

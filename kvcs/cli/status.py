@@ -143,7 +143,10 @@ def _read(target: str) -> dict[str, Any]:
     except urllib.error.HTTPError as exc:
         raise ConnectionFailed(f"{target}: answered {exc.code}") from exc
     except urllib.error.URLError as exc:
-        raise ConnectionFailed(f"{target}: {exc.reason}") from exc
+        why = getattr(exc.reason, "strerror", None) or exc.reason
+        raise ConnectionFailed(
+            f"{target} cannot be read: {why}; the address is that of the relay's --admin"
+        ) from exc
     except (OSError, http.client.HTTPException, ValueError) as exc:
         raise ConnectionFailed(f"{target}: no relay's status: {exc}") from exc
     if not isinstance(document, dict) or not {"ready", "stats", "peers"} <= set(document):

@@ -164,6 +164,12 @@ class HttpClient:
     def failed(self, error: Exception) -> Exception:
         """What the library raised, as ours; what is no failure of the way stays what it is."""
         library = aiohttp()
+        if isinstance(error, library.ClientConnectorCertificateError):
+            why = getattr(error.certificate_error, "verify_message", "") or "not trusted"
+            return SourceFailed(
+                f"{self.url} cannot be read: its certificate does not verify ({why});"
+                " pass as ca (--ca) the authority that signed it"
+            )
         if isinstance(error, library.ClientError | OSError | TimeoutError | ValueError):
             return SourceFailed(f"{self.url} cannot be read: {error or type(error).__name__}")
         return error

@@ -80,13 +80,21 @@ def as_host_array(obj: object, dtype: np.dtype[Any], shape: tuple[int, ...], nam
     if array.dtype != dtype:
         raise UsageError(
             f"{name}: expected dtype {dtype.name}, got {_dtype_text(array.dtype)}; convert it"
-            " explicitly, bits are never reinterpreted"
+            f" explicitly, bits are never reinterpreted{_numpy_advice(dtype, array.dtype)}"
         )
     if array.shape != shape:
         raise UsageError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
     if any(stride < 0 for stride in array.strides):
         raise UsageError(f"{name}: has negative strides {array.strides}; copy it first")
     return array
+
+
+def _numpy_advice(wanted: np.dtype[Any], got: np.dtype[Any]) -> str:
+    """How numpy has a dtype that it does not know itself, where integers of its width came."""
+    if wanted.type.__module__ == "ml_dtypes" and got.kind in "iu" and got.isnative:
+        if got.itemsize == wanted.itemsize:
+            return f" (where they are {wanted.name} already: .view(ml_dtypes.{wanted.name}))"
+    return ""
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:

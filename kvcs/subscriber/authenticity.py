@@ -68,7 +68,7 @@ class Authenticity:
         if self.keys is None:
             raise NotAuthentic(
                 "the publication is signed (manifest.cose), and this consumer has no producer keys"
-                " to verify it with",
+                " to verify it with; pass them as keys (--keys-file)",
                 check="keys",
             )
 

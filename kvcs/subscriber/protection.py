@@ -149,7 +149,7 @@ class Protection:
             return  # properties of somebody else's
         raise NotProtected(
             f"the publication is sealed under the protection key with Key ID {key_id}, and this"
-            " consumer has no protection keys",
+            " consumer has no protection keys; pass them as protection (--protect-key-file)",
             check="key",
             key_id=key_id,
         )

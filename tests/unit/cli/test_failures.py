@@ -79,6 +79,13 @@ def test_a_refusal_says_that_it_is_one_and_why() -> None:
     assert line(RequestError("", 0x7777)) == "kvcs: refused: no reason given (code 0x7777)\n"
 
 
+@pytest.mark.parametrize("code", [0x1, 0x4, 0x5])
+def test_a_refusal_for_want_of_a_token_says_how_one_is_passed(code: int) -> None:
+    text = line(RequestError("no", code))
+    assert text.startswith("kvcs: refused: no (") and text.count("\n") == 1
+    assert "--token-file" in text and "kvcs token show" in text
+
+
 def test_our_own_fault_says_what_and_where_to_look() -> None:
     assert line(ZeroDivisionError("division by zero")) == (
         "kvcs: internal error: ZeroDivisionError: division by zero (KVCS_DEBUG=1 shows where)\n"

@@ -134,17 +134,25 @@ def test_labels_are_trusted_no_more_than_values(capsys: pytest.CaptureFixture[st
     assert json.loads(out) == {"\x9b2J": "\u202e"}
 
 
+def test_people_read_yes_no_and_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"verified": True, "expired": False, "expires": None}
+    Output().result(facts, list(facts.items()))
+    assert capsys.readouterr().out == "verified  yes\nexpired   no\nexpires   -\n"
+    Output(as_json=True).result(facts, [])
+    assert json.loads(capsys.readouterr().out) == facts
+
+
 def test_a_table_in_its_three_forms(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Output(as_json=True).table(("name", "size"), ROWS)
     assert json.loads(capsys.readouterr().out) == ROWS
     Output().table(("name", "size"), ROWS)
-    assert capsys.readouterr().out == "name\tsize\na\t5\nlong\\nname\tNone\n"
+    assert capsys.readouterr().out == "name\tsize\na\t5\nlong\\nname\t-\n"
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     Output().table(("name", "size"), ROWS)
-    assert terminal.getvalue() == "name        size\na           5\nlong\\nname  None\n"
+    assert terminal.getvalue() == "name        size\na           5\nlong\\nname  -\n"
 
 
 def test_progress_is_for_terminals_only(

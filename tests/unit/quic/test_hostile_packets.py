@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from aioquic.buffer import encode_uint_var
 from aioquic.quic.packet import QuicErrorCode
 from aioquic.tls import Epoch
 
+from kvcs.quic.aioquic_backend.private.flights import Flight
 from tests.unit.quic.packets import FIRST, flight_of, give, piece, ready
-from tests.unit.quic.pair import Pair
+from tests.unit.quic.pair import Pair, Side
 
 
 def ack(largest: int, first_range: int = 0) -> bytes:
@@ -104,3 +106,104 @@ def test_a_client_that_moves_in_the_middle_of_a_transfer_goes_on_the_short_way()
     for side in (client, server):
         assert side.quic._objects_go_apart()
         assert side.quic._reading is not None
+
+
+def counted(side: Side) -> list[bytes]:
+    """What a side leaves to the library from now on."""
+    left: list[bytes] = []
+    leave = side.quic._leave
+
+    def leaving(data: bytes, addr: Any, now: float) -> None:
+        left.append(data)
+        leave(data, addr, now)
+
+    side.quic._leave = leaving  # type: ignore[method-assign]
+    return left
+
+
+@pytest.mark.parametrize("by", ["client", "server"])
+def test_a_peer_that_goes_on_to_another_connection_id_is_read_the_short_way(by: str) -> None:
+    pair = Pair()
+    sender: Side = getattr(pair, by)
+    control = 2 if by == "client" else 3
+    sender.transport.send(control, b"control", False)
+    sender.transport.flush()
+    pair.clock.run_until(lambda: control in sender.peer.receiver.data)
+    reader = sender.peer.quic
+    retired = reader.host_cid
+    last = Flight(sender.quic._cryptos[Epoch.ONE_RTT], retired, False, sender.quic._packet_number)
+    sender.quic._packet_number += 1
+    last.seal([piece(control + 8, 0, b"x" * 50)])
+    sender.quic.change_connection_id()
+    left = counted(sender.peer)
+    sender.transport.send(control + 4, bytes(100_000), True)
+    sender.transport.flush()
+    pair.clock.run_until(lambda: control + 4 in sender.peer.receiver.finished)
+    assert len(left) <= 2
+    pair.clock.run_for(0.5)
+    assert reader.host_cid != retired
+    assert retired not in [known.cid for known in reader._host_cids]
+    # What is sent to an ID that the peer has retired is nothing.
+    (datagram,) = last.datagrams()
+    sender.peer.transport.datagram_received(datagram, sender.address, pair.clock.time())
+    assert control + 8 not in sender.peer.receiver.data
+
+
+@pytest.mark.parametrize("tail", [0, 1, 3])
+def test_a_lost_end_of_a_stream_is_sent_again_alone_and_with_octets(tail: int) -> None:
+    pair = Pair()
+    client, server = pair.client, pair.server
+    client.transport.send(2, b"control", False)
+    client.transport.send(FIRST, bytes(9000), False)
+    client.transport.flush()
+    pair.clock.run_until(lambda: len(server.receiver.data.get(FIRST, b"")) == 9000)
+    pair.clock.run_for(0.5)
+    used = client.quic._remote_max_data_used
+    lost: list[bytes] = []
+
+    def drop(data: bytes) -> bool:
+        lost.append(data)
+        return len(lost) <= 3
+
+    client.drop = drop
+    client.transport.send(FIRST, b"t" * tail, True)
+    client.transport.flush()
+    pair.clock.run_until(lambda: FIRST in server.receiver.finished)
+    assert len(lost) > 3
+    assert server.receiver.data[FIRST] == bytes(9000) + b"t" * tail
+    assert client.quic._remote_max_data_used == used + tail, "sent again is not counted again"
+    assert server.quic._local_max_data.used == used + tail
+    pair.clock.run_until(lambda: client.transport.unacknowledged() == 0)
+    pair.clock.run_for(0.5)
+    assert set(client.quic._streams) == {2}
+    assert client.quic.octets_in_flight == 0
+
+
+@pytest.mark.parametrize("by", ["reset", "stop"])
+def test_credit_agrees_where_a_stream_is_given_up_with_losses(by: str) -> None:
+    """The final size is what was sent, once, whatever of it was lost and sent again."""
+    rng = random.Random(3)
+    pair = Pair()
+    client, server = pair.client, pair.server
+    client.drop = lambda data: rng.random() < 0.1
+    client.transport.send(2, b"control", False)
+    for index in range(3):
+        client.transport.send(FIRST + 4 * index, bytes(150_000), True)
+    client.transport.flush()
+    pair.clock.run_until(lambda: len(server.receiver.data.get(FIRST, b"")) > 20_000)
+    if by == "reset":
+        client.transport.reset(FIRST, 5)
+    else:
+        server.transport.stop_sending(FIRST, 5)
+        server.transport.flush()
+    client.transport.flush()
+    pair.clock.run_until(lambda: ("stream_reset", FIRST, 5) in server.receiver.calls)
+    pair.clock.run_until(lambda: server.receiver.finished >= {FIRST + 4, FIRST + 8})
+    client.drop = lambda data: False
+    pair.clock.run_until(lambda: client.transport.unacknowledged() == 0)
+    pair.clock.run_for(1.0)
+    used = client.quic._remote_max_data_used
+    assert server.quic._local_max_data.used == used == server.quic._consumed
+    assert 300_000 < used < 450_007
+    assert client.quic.octets_in_flight == 0
+    assert set(client.quic._streams) == set(server.quic._streams) == {2}

@@ -183,6 +183,11 @@ class IncomingConnection(ReceivingConnection):
         """Have the library read a datagram, and see whether the next may be read here."""
         before = self._last_keys
         self.receive_datagram(data, addr, now)
+        if self._is_client and data and not data[0] & LONG_HEADER:
+            # The library notes only on servers that the peer goes on to another connection ID.
+            cid = data[1 : 1 + len(self.host_cid)]
+            if any(cid == known.cid for known in self._host_cids):
+                self.host_cid = cid
         self._renew()
         last = self._last_keys
         if last is not None and last is not before:

@@ -12,7 +12,7 @@ from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.flights import Flight
 from tests.unit.quic.packets import FIRST, flight_of, give, piece, ready
-from tests.unit.quic.pair import Pair, Side
+from tests.unit.quic.pair import SERVER, Pair, Side
 
 
 def ack(largest: int, first_range: int = 0) -> bytes:
@@ -207,3 +207,37 @@ def test_credit_agrees_where_a_stream_is_given_up_with_losses(by: str) -> None:
     assert 300_000 < used < 450_007
     assert client.quic.octets_in_flight == 0
     assert set(client.quic._streams) == set(server.quic._streams) == {2}
+
+
+@pytest.mark.parametrize("size", [21, 43, 1200])
+def test_a_stateless_reset_ends_a_client(size: int) -> None:
+    pair = Pair()
+    client = pair.client
+    token = pair.server.quic._host_cids[0].stateless_reset_token
+    now = pair.clock.time()
+    client.transport.datagram_received(b"\x40" + bytes(size - 17) + token, SERVER, now)
+    client.transport.batch_ended(now)
+    ending = client.ending
+    assert ending is not None
+    assert (ending.code, ending.by_peer, ending.idle) == (None, True, False)
+    assert "stateless reset" in ending.reason
+    assert client.receiver.calls[-1] == ("closed", None, ending.reason, True)
+
+
+@pytest.mark.parametrize("what", ["token", "address", "short", "long header"])
+def test_what_only_looks_like_a_stateless_reset_is_nothing(what: str) -> None:
+    pair = Pair()
+    client = pair.client
+    token = bytearray(pair.server.quic._host_cids[0].stateless_reset_token)
+    if what == "token":
+        token[3] ^= 1
+    first = 0xC0 if what == "long header" else 0x40
+    datagram = bytes((first,)) + bytes(3 if what == "short" else 30) + token
+    now = pair.clock.time()
+    source = ("elsewhere", 9) if what == "address" else SERVER
+    client.transport.datagram_received(datagram, source, now)
+    client.transport.batch_ended(now)
+    assert client.ending is None
+    pair.server.transport.send(3, b"alive", False)
+    pair.server.transport.flush()
+    pair.clock.run_until(lambda: client.receiver.data.get(3) == b"alive")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from hmac import compare_digest
 from typing import Any, Final, cast
 
 from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     END_STATES,
+    NetworkAddress,
     QuicConnectionError,
     QuicConnectionState,
     QuicReceiveContext,
@@ -32,6 +34,7 @@ from kvcs.quic.aioquic_backend.private.authentication import Clients, require_ce
 from kvcs.quic.aioquic_backend.private.congestion import PathWatcher, WatchingReno
 from kvcs.quic.aioquic_backend.private.filling import SHORT_HEADER_OCTETS
 from kvcs.quic.aioquic_backend.private.flights import TAG_OCTETS
+from kvcs.quic.aioquic_backend.private.incoming import FIXED_BIT, LONG_HEADER
 from kvcs.quic.aioquic_backend.private.outgoing import OutgoingConnection
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.sending import Octets, SendBuffer
@@ -41,6 +44,10 @@ MAX_REASON_OCTETS: Final = 512
 """A longer reason might not fit a CONNECTION_CLOSE, and the library raises while it builds it."""
 
 NEVER_SENT: Final = "a packet is acknowledged that was never sent"
+
+STATELESS_RESET: Final = "the peer knows nothing of this connection any more (stateless reset)"
+SHORTEST_RESET, TOKEN_OCTETS = 21, 16
+"""Octets of a stateless reset, at least, and of the token that ends it (RFC 9000 §10.3)."""
 
 MAX_PENDING_DATAGRAMS: Final = 256
 """DATAGRAM frames that may wait in the library, whose own queue has no limit."""
@@ -257,6 +264,27 @@ class Connection(OutgoingConnection):
         open_until_now = self._close_event is None
         super()._handle_connection_close_frame(context, frame_type, buf)
         self.peer_closed = self.peer_closed or open_until_now
+
+    def _leave(self, data: bytes, addr: NetworkAddress, now: float) -> None:
+        if not self._is_stateless_reset(data, addr):
+            super()._leave(data, addr, now)
+            return
+        # The library issues tokens and never looks whether one comes back.
+        self._close_event = ConnectionTerminated(
+            QuicErrorCode.INTERNAL_ERROR, QuicFrameType.PADDING, STATELESS_RESET
+        )
+        self.peer_closed = True
+        self._close_begin(is_initiator=False, now=now)
+
+    def _is_stateless_reset(self, data: bytes, addr: NetworkAddress) -> bool:
+        """Whether the peer says that it has forgotten this connection (RFC 9000 §10.3.1)."""
+        return (
+            len(data) >= SHORTEST_RESET
+            and data[0] & (LONG_HEADER | FIXED_BIT) == FIXED_BIT
+            and self._state is QuicConnectionState.CONNECTED
+            and self._network_paths[0].addr == addr
+            and compare_digest(data[-TOKEN_OCTETS:], self._peer_cid.stateless_reset_token or b"")
+        )
 
     # Facts of the path.
 

@@ -29,6 +29,7 @@ from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property, find_property
 from kvcs.observe import get_logger
+from kvcs.relay.claimed import ClaimedFolder
 from kvcs.relay.shelf import ShelvedGroup, ShelvedObject, ShelvedTrack
 from kvcs.relay.stats import RelayStats
 
@@ -90,6 +91,7 @@ class Disk:
         self._clock, self._now = clock, monotonic
         self._thread = ThreadPoolExecutor(1, "kvcs-disk")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._claim: ClaimedFolder | None = None
         self._key = b""
         self._slots: OrderedDict[tuple[FullTrackName, int], _Slot] = OrderedDict()
         self._writing: dict[tuple[FullTrackName, int], _Slot] = {}
@@ -105,12 +107,16 @@ class Disk:
         """Read what is there.
 
         Raises:
-            FileError: the folder cannot be made or read.
+            FileError: the folder cannot be made or read, or another relay has it.
         """
         self._loop = asyncio.get_running_loop()
         try:
             found = await self._loop.run_in_executor(self._thread, self._scan)
+        except FileError:
+            self._release()
+            raise
         except OSError as exc:
+            self._release()
             raise FileError(f"{exc.filename or self._folder}: {exc.strerror or exc}") from exc
         for _, slot, group in sorted(found, key=lambda each: each[0]):
             self._add(group, slot)
@@ -127,8 +133,13 @@ class Disk:
         self._is_draining = True
 
     async def close(self) -> None:
-        """Wait until all that waits is written."""
+        """Wait until all that waits is written, and leave the folder to others."""
         await asyncio.to_thread(self._thread.shutdown)
+        self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     # Shelf
 
@@ -302,6 +313,7 @@ class Disk:
     def _scan(self) -> list[tuple[str, _Slot, ShelvedGroup]]:
         """Index of the folder: heads alone are read; what is not ours to use is removed."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._claim = ClaimedFolder(self._folder)
         self._key = _key(self._folder / KEY_FILE)
         found: list[tuple[str, _Slot, ShelvedGroup]] = []
         now = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -223,6 +224,28 @@ async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="file"):
         await disk.open()
     await disk.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be claimed there")
+async def test_two_relays_do_not_share_a_folder(tmp_path: Path) -> None:
+    async with relay(tmp_path):
+        with pytest.raises(FileError, match="another relay keeps its cache there"):
+            async with relay(tmp_path):
+                pass
+    async with relay(tmp_path):  # it is free again
+        pass
+
+
+async def test_a_folder_is_left_where_it_could_not_be_used(tmp_path: Path) -> None:
+    planted = tmp_path / KEY_FILE
+    planted.write_bytes(bytes(32))
+    planted.chmod(0o644)
+    with pytest.raises(FileError, match="0600"):
+        async with relay(tmp_path):
+            pass
+    planted.unlink()
+    async with relay(tmp_path):
+        pass
 
 
 async def test_the_key_is_its_owners_alone(tmp_path: Path) -> None:

@@ -14,14 +14,22 @@ from typing import TextIO
 import typer
 
 from kvcs.cli.output import shown
-from kvcs.errors import CacheIncomplete, KvcsError, RequestError
-from kvcs.moqt.errors import RequestCode
+from kvcs.errors import CacheIncomplete, ConnectionClosed, KvcsError, RequestError
+from kvcs.moqt.errors import RequestCode, SessionCode
 
 _ABOUT_TOKENS = frozenset(
     {
         RequestCode.UNAUTHORIZED,
         RequestCode.MALFORMED_AUTH_TOKEN,
         RequestCode.EXPIRED_AUTH_TOKEN,
+    }
+)
+
+_SESSION_ABOUT_TOKENS = frozenset(
+    {
+        SessionCode.UNAUTHORIZED,
+        SessionCode.MALFORMED_AUTH_TOKEN,
+        SessionCode.EXPIRED_AUTH_TOKEN,
     }
 )
 
@@ -104,6 +112,8 @@ def _text(error: BaseException) -> str:
     if isinstance(error, RequestError):
         text = f"refused: {error.reason or 'no reason given'} ({_code_text(error.code)})"
         return text + _TOKEN_ADVICE if error.code in _ABOUT_TOKENS else text
+    if isinstance(error, ConnectionClosed) and error.by_peer:
+        return str(error) + (_TOKEN_ADVICE if error.code in _SESSION_ABOUT_TOKENS else "")
     if isinstance(error, typer.TyperException):
         # Choices and the like come on lines of their own.
         text = " ".join(error.format_message().split()).rstrip(".")

@@ -86,6 +86,16 @@ def test_a_refusal_for_want_of_a_token_says_how_one_is_passed(code: int) -> None
     assert "--token-file" in text and "kvcs token show" in text
 
 
+@pytest.mark.parametrize(
+    ("code", "advised"), [(0x2, True), (0x16, True), (0x18, True), (0x3, False)]
+)
+def test_a_session_that_a_token_ended_says_how_one_is_passed(code: int, advised: bool) -> None:
+    text = line(ConnectionClosed("it has expired", code=code, by_peer=True))
+    assert "it has expired" in text and text.count("\n") == 1
+    assert ("--token-file" in text) is advised
+    assert "--token-file" not in line(ConnectionClosed("bye", code=code))
+
+
 def test_our_own_fault_says_what_and_where_to_look() -> None:
     assert line(ZeroDivisionError("division by zero")) == (
         "kvcs: internal error: ZeroDivisionError: division by zero (KVCS_DEBUG=1 shows where)\n"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvcs.quic.aioquic_backend import AioquicTransport, QuicSettings
+from kvcs.quic.aioquic_backend.private import outgoing
 from tests.certificates import PemFiles
 from tests.loopback.recorder import Recorder, connect, end, feed, serve
 from tests.loopback.shim import Shim
@@ -96,6 +97,33 @@ async def test_32_mib_arrive_unchanged(files: PemFiles) -> None:
     assert accepted.octets == len(content)
     assert digest.digest() == hashlib.sha256(content).digest()
     assert client.transport.datagram_size == 16_000, "loopback carries large datagrams"
+    await end(server, client)
+
+
+async def test_8_mib_arrive_under_one_key_after_the_other(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "KEY_PACKETS", 300)
+    content = random.Random(2).randbytes(8 * MIB)
+    window = 512 * 1024  # what is not acknowledged is less than half of all packets
+    small = QuicSettings(datagram_size=1200, receive_window=window, stream_receive_window=window)
+    server = await serve(files, small)
+    client = await connect(server, small)
+    accepted = await server.receiver()
+    digest = hashlib.sha256()
+    begun: set[int] = set()
+
+    def on_data(stream_id: int, data: bytes) -> None:
+        if stream_id == 6:
+            digest.update(data)
+            begun.add(client.transport._quic._key_begun)
+
+    accepted.on_data = on_data
+    client.transport.send(2, b"control", False)
+    feed(client, 6, memoryview(content))
+    await accepted.until(lambda: 6 in accepted.finished, 50.0)
+    assert digest.digest() == hashlib.sha256(content).digest()
+    assert len(begun) > 3, "keys were updated several times"
     await end(server, client)
 
 

@@ -55,7 +55,7 @@ def test_a_move_shows_in_metrics_and_status(place: Place, urls: tuple[str, str],
 def test_no_namespace_is_shown(urls: tuple[str, str]) -> None:
     _, admin = urls
     text = get(f"{admin}/status")
-    assert set(json.loads(text)) == {"ready", "stats", "peers", "scopes"}
+    assert set(json.loads(text)) == {"ready", "stats", "peers", "scopes", "upstreams"}
     assert "kvcs" not in text
 
 

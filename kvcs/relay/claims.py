@@ -75,7 +75,7 @@ class Claims:
         refuse: Callable[[Upstream, float], None],
         now: float,
     ) -> None:
-        """A SUBSCRIBE was accepted, or a PUBLISH came.
+        """A SUBSCRIBE was accepted, a PUBLISH came, or one that was paused goes on.
 
         Args:
             upstream: the subscription.
@@ -95,7 +95,7 @@ class Claims:
         def verdict(true: bool, later: float) -> None:
             if sources.find(upstream.place) is not upstream:
                 return
-            if not true and sources.established:
+            if not true and any(each is not upstream for each in sources.subscriptions()):
                 self._drop(upstream)
                 refuse(upstream, later)
             elif true or len(sources.sessions()) < 2 or later >= patience:

@@ -18,7 +18,7 @@ from kvcs.moqt.bridge import finish_open
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import FIRST, LAST, following
-from kvcs.moqt.messages import RequestOk, SubscribeOk
+from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
@@ -26,6 +26,7 @@ from kvcs.moqt.publishing import SubscriptionDelivery
 from kvcs.relay.claims import Claims
 from kvcs.relay.failover import End
 from kvcs.relay.hub import Hub
+from kvcs.relay.steering import Steering
 from kvcs.relay.upstream import Retrieval, Upstream
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Sources:
         self._owner = owner
         self._upstreams: dict[Place, Upstream] = {}
         self.claims = Claims(hub, owner)
+        self._steering = Steering(hub, owner, self)
         self._untried: list[int] = []
         """Upstreams that are asked if those before them refuse, or take long."""
         self._patient = False
@@ -277,9 +279,9 @@ class Sources:
         self, upstream: Upstream, largest: Location | None, properties: KeyValues, now: float
     ) -> None:
         """A publisher serves the Track; it may have to show its Largest Object first."""
-        self.claims.named(upstream, largest, properties, self._established, self._not_there, now)
+        self.claims.named(upstream, largest, properties, self._established, self.not_there, now)
 
-    def _not_there(self, upstream: Upstream, now: float) -> None:
+    def not_there(self, upstream: Upstream, now: float) -> None:
         """A publisher has not what it names as its Largest Object."""
         status, reason = PublishDoneCode.GOING_AWAY, "the publisher has not what it names"
         self._gone(upstream, now, status=status, reason=reason, error=DoesNotExist(reason))
@@ -290,50 +292,13 @@ class Sources:
         """Somebody downstream needs the Track: every publisher is to send (§7)."""
         for upstream in list(self._upstreams.values()):
             if upstream.published:
-                self._steer(upstream, forward=True, now=now)
+                self._steering.steer(upstream, forward=True, now=now)
 
     def pause(self, now: float) -> None:
         """Nobody downstream needs the Track."""
         for upstream in list(self._upstreams.values()):
             if upstream.published:
-                self._steer(upstream, forward=False, now=now)
-
-    def _steer(self, upstream: Upstream, *, forward: bool, now: float) -> None:
-        upstream.wanted = forward
-        if upstream.update_id is not None or upstream.forward == forward:
-            return  # where an answer is out, it is looked at again with that
-        session = self._hub.session(upstream.place.session)
-        if session is None:
-            return
-        try:
-            upstream.asked = forward
-            upstream.update_id = session.requester.update(
-                upstream.place.request_id, Parameters.of(forward=int(forward))
-            )
-        except UsageError:
-            return  # it has ended: what says so is on its way to us
-        if not forward:
-            upstream.forward = False  # what is published from here on may be missing
-        if forward:
-            self._owner.consumers.publisher_asked(now)
-
-    def _steered(self, upstream: Upstream, event: events.RequestUpdateAnswered, now: float) -> None:
-        if event.update_id != upstream.update_id:
-            return
-        upstream.update_id = None
-        if not isinstance(event.reply, RequestOk):
-            return  # PUBLISH_DONE follows
-        largest = event.reply.parameters.get(ParameterType.LARGEST_OBJECT)
-        if largest is not None:
-            self._owner.track.note_largest(largest)
-        if upstream.asked and not self.flowing:
-            largest = self._owner.track.largest
-            self.live_from = FIRST if largest is None else following(largest) or LAST
-        upstream.forward = upstream.asked
-        if upstream.forward != upstream.wanted:
-            self._steer(upstream, forward=upstream.wanted, now=now)
-        elif upstream.flowing:
-            self._owner.consumers.answer_waiting(now)
+                self._steering.steer(upstream, forward=False, now=now)
 
     # What upstream says
 
@@ -344,7 +309,7 @@ class Sources:
                 largest = event.reply.parameters.get(ParameterType.LARGEST_OBJECT)
                 self._named(upstream, largest, event.reply.track_properties, now)
         elif isinstance(event, events.RequestUpdateAnswered):
-            self._steered(upstream, event, now)
+            self._steering.answered(upstream, event, now)
         elif isinstance(event, events.StateNotified):
             largest = event.parameters.get(ParameterType.LARGEST_OBJECT)
             if largest is not None:

@@ -8,10 +8,13 @@ from kvcs.errors import RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import Location
+from kvcs.moqt.store import Track
+from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, put_group
 from tests.unit.relay.chains import locations
+from tests.unit.relay.publishing import Pusher
 
 FAR = Location(1 << 40, 7)
 
@@ -20,6 +23,13 @@ def liar(hub: Hub, how: str = "refuses") -> PublisherPeer:
     """A publisher that names a Location where it has nothing."""
     peer = PublisherPeer(hub, None)
     peer.track().note_largest(FAR)
+    lie(peer, how)
+    peer.announce(PUBLICATION)
+    return peer
+
+
+def lie(peer: PublisherPeer, how: str) -> None:
+    """Let a publisher show nothing of what it names."""
 
     def before(event: events.Event) -> None:
         fetched = isinstance(event, events.FetchReceived)
@@ -28,8 +38,6 @@ def liar(hub: Hub, how: str = "refuses") -> PublisherPeer:
         peer.refusal = RequestError("no", RequestCode.NOT_SUPPORTED) if refuses else None
 
     peer.before_answer = before
-    peer.announce(PUBLICATION)
-    return peer
 
 
 HOW = pytest.mark.parametrize("how", ["refuses", "is silent", "sends nothing"])
@@ -178,3 +186,71 @@ def test_a_track_that_is_pushed_is_held_to_the_same(how: str) -> None:
     hub.advance(3)
     for peer, request_id in ((early, followed), (late, joined)):
         assert sorted(peer.locations(request_id)) == locations(range(2))
+
+
+def paused(hub: Hub) -> list[tuple[Pusher, Track]]:
+    """Two publishers of one Track, whose subscriber has come and gone."""
+    pushers = [Pusher(hub, None) for _ in range(2)]
+    pushed = [pusher.push() for pusher in pushers]
+    for track, _ in pushed:
+        put_group(track, 0, 3)
+    consumer = ConsumerPeer(hub)
+    request_id = consumer.subscribe()
+    assert consumer.locations(request_id) == locations(range(1))
+    consumer.cancel(request_id)
+    hub.advance(2.0)
+    found = list(zip(pushers, pushed, strict=True))
+    assert all(pusher.updates(published) is False for pusher, (_, published) in found)
+    return [(pusher, track) for pusher, (track, _) in found]
+
+
+@HOW
+@pytest.mark.parametrize("false", [0, 1])
+def test_one_that_is_resumed_is_held_to_the_same(how: str, false: int) -> None:
+    """What it names in its answer to the REQUEST_UPDATE keeps nobody from the other."""
+    hub = Hub(RelayLimits(upstream_linger=1.0))
+    both = paused(hub)
+    (pusher, track), (_, honest) = both[false], both[1 - false]
+    track.note_largest(FAR)
+    lie(pusher, how)
+    early = ConsumerPeer(hub)
+    asked = [early.subscribe()]
+    hub.advance(3.0)
+    late = ConsumerPeer(hub)
+    asked.append(late.subscribe())
+    hub.run()
+    put_group(honest, 1, 3)
+    hub.advance(3.0)
+    for peer, request_id in zip((early, late), asked, strict=True):
+        assert sorted(peer.locations(request_id)) == locations(range(2))
+    assert hub.core.stats.largest_not_there == 1
+
+
+def test_what_two_have_published_while_they_were_paused_is_delivered() -> None:
+    hub = Hub(RelayLimits(upstream_linger=1.0))
+    both = paused(hub)
+    for _, track in both:
+        put_group(track, 1, 3)
+    consumer = ConsumerPeer(hub)
+    request_id = consumer.subscribe()
+    hub.advance(3.0)
+    for _, track in both:
+        put_group(track, 2, 3)
+    hub.advance(3.0)
+    assert sorted(consumer.locations(request_id)) == locations(range(3))
+    assert hub.core.stats.largest_not_there == 0
+
+
+def test_one_that_is_paused_again_while_it_is_asked_stays_so() -> None:
+    hub = Hub(RelayLimits(upstream_linger=0.2))
+    (pusher, track), (other, _) = paused(hub)
+    track.note_largest(FAR)
+    lie(pusher, "is silent")
+    consumer = ConsumerPeer(hub)
+    request_id = consumer.subscribe()
+    consumer.cancel(request_id)
+    hub.advance(5.0)
+    assert [each.forward for each in other.end.core.deliveries.subscriptions()] == [False]
+    assert not pusher.end.core.deliveries.subscriptions()  # it had not what it named
+    [owner] = hub.core._tracks
+    assert not owner.sources.claims._checks

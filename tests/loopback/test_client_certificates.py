@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 import kvcs
 from kvcs.cli.certs import make_certificates, make_client_certificate
@@ -41,6 +41,7 @@ def certify(
     name: str = "a client",
     signs: bool = True,
     key: Any = None,
+    further: x509.ExtensionType | None = None,
 ) -> Certified:
     """A certificate of ``issuer``."""
     key = ec.generate_private_key(ec.SECP256R1()) if key is None else key
@@ -56,6 +57,8 @@ def certify(
     )
     if purposes:
         builder = builder.add_extension(x509.ExtendedKeyUsage(list(purposes)), critical=False)
+    if further is not None:
+        builder = builder.add_extension(further, critical=False)
     if ca:
         usage = x509.KeyUsage(not signs, False, False, False, False, signs, False, False, False)
         builder = builder.add_extension(usage, critical=True)
@@ -86,6 +89,10 @@ TWIN = Certified(ROOT.certificate, STRANGER.key)
 """Somebody who calls itself the authority and has not its key."""
 BETWEEN = certify(ROOT, ca=True, purposes=(), name="between")
 NO_SIGNER = certify(ROOT, ca=True, purposes=(), name="no signer", signs=False)
+X400_NAME = x509.UnrecognizedExtension(
+    ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x04\xa3\x02\x30\x00"
+)
+"""Alternative names of a kind that the library does not read."""
 ORDINARY = certify(ROOT)
 OLD = certify(ROOT, ca=True, purposes=(), end=NOW - DAY / 2, name="old")
 
@@ -122,6 +129,7 @@ CASES = [
     Case("with a key of Ed25519", lambda: certify(ROOT, key=EDWARDS)),
     Case("with a key of RSA", lambda: certify(ROOT, key=LONG)),
     Case("with too long a chain", lambda: certify(ROOT), (BETWEEN,) * 9, "bad_certificate"),
+    Case("of no known form", lambda: certify(STRANGER, further=X400_NAME), (), "bad_certificate"),
 ]
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from aioquic.tls import Alert, AlertCertificateExpired, AlertDescription
+from aioquic.tls import Alert, AlertBadCertificate, AlertCertificateExpired, AlertDescription
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -89,6 +89,12 @@ class ClientVerifier:
         except Alert as exc:
             self.count(exc)
             raise
+        except Exception as exc:
+            # The library has errors of several kinds for what stands in extensions. A certificate
+            # that anybody can make is to be no failure of this side.
+            alert = AlertBadCertificate(f"the certificate cannot be read: {type(exc).__name__}")
+            self.count(alert)
+            raise alert from exc
 
     @property
     def refusals(self) -> int:

@@ -9,7 +9,7 @@ what may wait loses nothing to the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 
 from kvcs.moqt.delivery import ObjectSender
@@ -142,7 +142,7 @@ class Backlogs:
         Those of sessions for which more waits than an equal share of what may are looked at: of a
         session's own priorities others shall not suffer.
         """
-        fair = (sum(queued.values()) - excess) / len(queued)
+        fair = _equal_share(queued.values(), sum(queued.values()) - excess)
         found: list[tuple[_Order, float, float, int, Session, ObjectSender]] = []
         for key, octets in queued.items():
             session = self._hub.session(key)
@@ -164,3 +164,15 @@ class Backlogs:
         self._hub.stats.pressure_resets += count
         self._hub.report("queues_too_long", excess=round(excess), resets=count)
         return count > 0
+
+
+def _equal_share(amounts: Iterable[float], allowed: float) -> float:
+    """The most that each may hold for all to hold what is allowed: what some leave of their part is
+    the others', or many sessions that hold next to nothing would make it small."""
+    share, waiting = allowed, sorted(amounts)
+    for number, amount in enumerate(waiting):
+        share = allowed / (len(waiting) - number)
+        if amount > share:
+            break
+        allowed -= amount
+    return share

@@ -313,6 +313,11 @@ def test_who_holds_less_than_an_equal_share_loses_nothing_whatever_its_priority(
     assert wait_below(hub, peers, 5000, 900, 900) == [OVER, [], []]
 
 
+def test_what_some_leave_of_their_share_is_the_others() -> None:
+    hub, peers = pressed(RelayLimits(max_queued_octets=3000), *4 * [PUBLICATION])
+    assert wait_below(hub, peers, 2600, 10, 10, 900) == [OVER, [], [], []]
+
+
 def test_as_many_streams_are_reset_as_it_takes() -> None:
     hub, peers = pressed(RelayLimits(max_queued_octets=2000), *4 * [PUBLICATION])
     assert wait_below(hub, peers, 1000, 1000, 1000, 1000) == [[], [], OVER, OVER]

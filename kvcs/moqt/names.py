@@ -99,7 +99,7 @@ def _unescape(text: str) -> bytes:
             continue
         digits = text[position + 1 : position + 3]
         if len(digits) != 2 or any(digit not in "0123456789abcdef" for digit in digits):
-            raise UsageError(f"'.{digits}' is not a dot and two lower-case hex digits")
+            raise UsageError(f"{'.' + digits!r} is not a dot and two lower-case hex digits")
         octet = int(digits, 16)
         if octet in _LITERAL:
             raise UsageError(f"'.{digits}' escapes an octet that has a literal form")

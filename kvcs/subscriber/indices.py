@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +19,11 @@ from kvcs.fallback.web import HttpClient
 from kvcs.kv import Prefix
 from kvcs.kv.strict_json import kind, load
 from kvcs.kv.tracks import BLOCK_KEY_OCTETS, PublicationNamespace, parse_holder_uri
+from kvcs.observe import get_logger
 from kvcs.quic.tokens import TokenSource
 from kvcs.subscriber.coverage import MAX_FURTHER_KEYS, Holding
+
+_log = get_logger("kvcs.subscriber")
 
 INDEX_VERSION: Final = 1
 """Value of the member ``kvcs-index``."""
@@ -30,8 +34,14 @@ MAX_INDEX_OCTETS: Final = 64 * 2**20
 MAX_ENTRIES: Final = 4096
 """Publications that one index may name."""
 
+MAX_INDEX_VALUES: Final = 2**21
+"""Most values of a document; twice as many as Block Keys fit into the longest one."""
+
 MAX_INDEX_FILES: Final = 1024
 """Files of a folder that are read, the newest first."""
+
+MAX_FOLDER_OCTETS: Final = 256 * 2**20
+"""Octets of these together."""
 
 SUFFIX: Final = ".json"
 """How the files of a folder end."""
@@ -64,7 +74,7 @@ def look_up(document: bytes, prefix: Prefix) -> list[Holding | str]:
     Raises:
         UsageError: it is malformed; the message names the member.
     """
-    given = load(document, max_octets=MAX_INDEX_OCTETS)
+    given = load(document, max_octets=MAX_INDEX_OCTETS, max_values=MAX_INDEX_VALUES)
     if not isinstance(given, dict) or given.get("kvcs-index") != INDEX_VERSION:
         raise UsageError(f'not an index: no member "kvcs-index" of value {INDEX_VERSION}')
     entries = given.get("publications")
@@ -126,6 +136,9 @@ def _keys(given: Any, where: str) -> list[str]:
 class FileIndex:
     """An index in a file, or in the ``.json`` files of a folder; read anew for every look-up.
 
+    Several producers may write into one folder: a file of it that is no index is left out, with a
+    line in the log, where others name something of the prefix.
+
     Args:
         path: the file or folder; `index_json` and `kvcs publish --index-out` make such files.
     """
@@ -137,41 +150,60 @@ class FileIndex:
         """Publications that hold blocks of a prefix, the best first; see `Index`.
 
         Raises:
-            FileError: a file cannot be read, or is malformed; the message says where.
+            FileError: a file cannot be read, or is malformed, and no other one names anything; the
+                message says where.
         """
         return await asyncio.to_thread(self._find, prefix)
 
     def _find(self, prefix: Prefix) -> list[Holding | str]:
         try:
-            return _best_first(
-                each for path in self._files() for each in self._in_file(path, prefix)
-            )
+            if not self.path.is_dir():
+                return look_up(_read(self.path), prefix)
+            return self._in_folder(prefix)
         except OSError as exc:
             raise FileError(f"{self.path}: {exc.strerror or exc}") from exc
+        except UsageError as exc:
+            raise FileError(f"{self.path}: {exc}") from exc
+
+    def _in_folder(self, prefix: Prefix) -> list[Holding | str]:
+        found: list[Holding | str] = []
+        wrong: FileError | None = None
+        left = MAX_FOLDER_OCTETS
+        for path in self._files():
+            try:
+                document = _read(path)
+                left -= len(document)
+                if left < 0:
+                    raise UsageError(
+                        f"the folder's files have more than {MAX_FOLDER_OCTETS} octets"
+                    )
+                found += look_up(document, prefix)
+            except FileNotFoundError:
+                continue  # its publication has just ended
+            except (OSError, UsageError) as exc:
+                _log.warning("index_file_not_used", file=path.name, why=str(exc))
+                wrong = wrong or FileError(f"{path}: {exc}")
+                if left < 0:
+                    break
+        if wrong is not None and not found:
+            raise wrong  # what it has is unknown, not absent
+        return _best_first(found)
 
     def _files(self) -> list[Path]:
-        if not self.path.is_dir():
-            return [self.path]
         dated = []
         for path in self.path.glob(f"*{SUFFIX}"):
             try:
-                dated.append((path.stat().st_mtime_ns, path))
-            except FileNotFoundError:
+                found = path.stat()
+            except OSError:
                 continue  # its publication has just ended
+            if stat.S_ISREG(found.st_mode):  # a pipe would be waited for without end
+                dated.append((found.st_mtime_ns, path))
         return [path for _, path in sorted(dated, reverse=True)[:MAX_INDEX_FILES]]
 
-    def _in_file(self, path: Path, prefix: Prefix) -> list[Holding | str]:
-        try:
-            with path.open("rb") as file:
-                octets = file.read(MAX_INDEX_OCTETS + 1)
-        except FileNotFoundError:
-            if path == self.path:
-                raise
-            return []
-        try:
-            return look_up(octets, prefix)
-        except UsageError as exc:
-            raise FileError(f"{path}: {exc}") from exc
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_INDEX_OCTETS + 1)
 
 
 class HttpIndex(HttpClient):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import kvcs
 from kvcs.kv.tracks import holder_uri
-from kvcs.subscriber.indices import MAX_ENTRIES, index_at, look_up
+from kvcs.subscriber.indices import MAX_ENTRIES, MAX_INDEX_VALUES, index_at, look_up
 from tests.unit.kv.toy import SCOPE, toy_descriptor, toy_prefix
 
 OURS = toy_prefix(3)
@@ -102,6 +103,56 @@ async def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     # It is read anew each time.
     (tmp_path / "new.json").unlink()
     assert [each.blocks for each in await index.find(OURS)] == [2]  # type: ignore[union-attr]
+
+
+async def test_what_is_no_index_in_a_folder_leaves_the_others(tmp_path: Path) -> None:
+    index = kvcs.FileIndex(tmp_path)
+    (tmp_path / "broken.json").write_bytes(document(OURS)[:-1])
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "gone.json").symlink_to("nowhere")
+    with pytest.raises(kvcs.FileError, match=r"broken\.json: not JSON"):
+        await index.find(OURS)
+    (tmp_path / "good.json").write_bytes(document(PARTED))
+    assert await index.find(OURS) == [kvcs.Holding(uri(PARTED), 2, PARTED.block_keys[2:])]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+async def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    finding = asyncio.create_task(kvcs.FileIndex(tmp_path).find(OURS))
+    try:
+        async with asyncio.timeout(20):
+            assert await asyncio.shield(finding) == []
+    finally:
+        # Whoever waits for a writer all the same, waits no longer.
+        os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
+
+
+async def test_a_folder_is_read_up_to_its_limit_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, prefix in enumerate((PARTED, OURS, LONGER)):
+        path = tmp_path / f"{number}.json"
+        path.write_bytes(document(prefix))
+        os.utime(path, (number + 1, number + 1))
+    two = len(document(OURS)) + len(document(LONGER))
+    monkeypatch.setattr("kvcs.subscriber.indices.MAX_FOLDER_OCTETS", two)
+    found = await kvcs.FileIndex(tmp_path).find(OURS)
+    assert [each.blocks for each in found if isinstance(each, kvcs.Holding)] == [3, 3]
+
+
+def test_a_document_of_too_many_values_is_refused() -> None:
+    octets = b'{"kvcs-index":1,"publications":[],"x":[' + b"0," * MAX_INDEX_VALUES + b"0]}"
+    with pytest.raises(kvcs.UsageError, match="values, limit"):
+        look_up(octets, OURS)
+
+
+def test_a_uri_of_no_characters_is_told_in_some() -> None:
+    listed = {"kvcs-index": 1, "publications": [{"uri": uri(OURS)[:-2] + ".\ud8000"}]}
+    with pytest.raises(kvcs.UsageError, match="hex digits") as caught:
+        look_up(json.dumps(listed).encode(), OURS)
+    assert str(caught.value).encode()
 
 
 async def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ class HttpServer:
             # asyncio forgets a connection that it has accepted and not handed over when its server
             # is closed, and aiohttp closes those that were handed over.
             for listening in self._listening.sockets:
+                # A loop without readers (Windows' proactor) accepts in a way of its own.
                 with suppress(NotImplementedError):
                     asyncio.get_running_loop().remove_reader(listening.fileno())
             for _ in range(ACCEPT_TURNS):

@@ -139,6 +139,7 @@ def _plain_copy(cache: Any, memo: dict[int, Any]) -> Any:
     return copied
 
 
+# Types are checked without the library: to them its class is anything.
 class PublishingCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` that publishes each layer of a pass as the model computes it.
 
@@ -231,6 +232,7 @@ class LayersInThread(Protocol):
         """Wait for no more."""
 
 
+# Types are checked without the library: to them its class is anything.
 class StreamedCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` whose layers come over the network while the model already computes.
 

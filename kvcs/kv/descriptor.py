@@ -10,10 +10,11 @@ import operator
 import reprlib
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 import rfc8785
@@ -58,13 +59,10 @@ _OMITTED: Final = _Omitted.OMITTED
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool | float):
-        number = None
-    else:
-        try:
-            number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            number = None
+    number = None
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        with suppress(TypeError):  # an array, of more than one integer or of others
+            number = operator.index(value)
     if number is None:
         raise UsageError(f"descriptor {name}: expected an integer, got {reprlib.repr(value)}")
     if not low <= number <= high:

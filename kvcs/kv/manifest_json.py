@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kvcs.errors import PublicationError, UsageError
 from kvcs.kv import strict_json
@@ -178,13 +178,14 @@ def _group(digests: Json, blocks: int, where: str) -> bytes:
     """Octets of one Group's digests; whole lists at a time, since there are millions of digests."""
     if not isinstance(digests, list) or len(digests) != blocks:
         raise PublicationError(f"{where}: expected an array of {blocks} digests")
+    texts = cast(list[str], digests)  # a join of anything else raises
     try:
-        text = "".join(digests)  # type: ignore[arg-type]
+        text = "".join(texts)
         octets = bytes.fromhex(text)
     except (TypeError, ValueError):
         raise PublicationError(f"{where}: a digest is not 64 lower-case hex digits") from None
     # fromhex also takes capitals and spaces, and a join hides where one digest ends.
-    if octets.hex() != text or any(len(digest) != 64 for digest in digests):  # type: ignore[arg-type]
+    if octets.hex() != text or any(len(digest) != 64 for digest in texts):
         raise PublicationError(f"{where}: a digest is not 64 lower-case hex digits")
     return octets
 

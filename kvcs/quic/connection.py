@@ -341,9 +341,8 @@ class Connection(Tenure):
     def _perform_actions(self) -> None:
         transport, core, now = self.transport, self.core, self.now
         while (action := core.next_action(transport, now)) is not None:
-            kind = type(action)
-            if kind is Send:
-                self._send(action)  # type: ignore[arg-type]
+            if type(action) is Send:
+                self._send(action)
             elif isinstance(action, ResetStream):
                 transport.reset(action.stream_id, action.code)
             elif isinstance(action, StopSending):

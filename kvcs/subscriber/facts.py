@@ -40,18 +40,19 @@ def report_of(retrieval: Retrieval) -> CacheReport:
     def since(when: float | None) -> float | None:
         return None if when is None else when - retrieval.opened_at
 
+    codecs = tuple(sorted({track.codec for track in tracks}))
     return CacheReport(
         publication=PublicationNamespace.parse(retrieval.namespace),
         tracks=tuple(str(track) for track in tracks),
         prefix_tokens=retrieval.prefix.blocks * retrieval.prefix.descriptor.block_tokens,
         believed=follower.coverage is not None and follower.coverage.believed,
-        codecs=tuple(sorted({track.codec for track in tracks})),
+        codecs=codecs,
         error_bounds={
-            track.codec: float(lookup(track.codec).error_bound)  # type: ignore[attr-defined]
-            for track in tracks
-            if getattr(lookup(track.codec), "error_bound", None) is not None
+            codec: float(bound)
+            for codec in codecs
+            if (bound := getattr(lookup(codec), "error_bound", None)) is not None
         },
-        lossless=all(lookup(track.codec).lossless for track in tracks),
+        lossless=all(lookup(codec).lossless for codec in codecs),
         tokens=ledger.usable_tokens(),
         layers=sum(1 for index in ledger.layers if ledger.is_ready(index)),
         objects=counters.verified,

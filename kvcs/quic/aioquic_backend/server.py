@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+# The library gives it here and does not say so, as strict typing asks.
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import (

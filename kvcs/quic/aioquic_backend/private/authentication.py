@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+# The library gives it here and does not say so, as strict typing asks.
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.tls import Alert, AlertBadCertificate, AlertDescription, Context, State
 from cryptography import x509
@@ -78,5 +79,6 @@ def require_certificate(context: Context, clients: Clients) -> None:
             raise refuse(exc) from None
 
     context._request_client_certificate = True
+    # Methods of this one object: the library has no hook, and makes the context itself.
     context._server_handle_certificate = certificate  # type: ignore[method-assign]
     context._server_handle_certificate_verify = verify  # type: ignore[method-assign]

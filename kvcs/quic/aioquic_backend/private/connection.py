@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from hmac import compare_digest
 from typing import Any, Final, cast
 
+# The library gives it here and does not say so, as strict typing asks.
 from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
@@ -371,6 +372,7 @@ class Connection(OutgoingConnection):
             acknowledge_runs(ack_rangeset, space, self._congestion, now)
             on_ack_received(ack_rangeset=ack_rangeset, space=space, now=now, **facts)
 
+        # A method of this one object: the library makes its recovery itself.
         self._loss.on_ack_received = received  # type: ignore[method-assign]
 
     def set_datagram_size(self, size: int) -> None:

@@ -287,6 +287,7 @@ class IncomingConnection(ReceivingConnection):
         if number > space.largest_received_packet:
             space.largest_received_packet = number
             space.largest_received_time = now
+        # Its list itself: the set looks through all of it, where most packets extend the last one.
         ranges: list[range] = space.ack_queue._RangeSet__ranges  # type: ignore[attr-defined]
         if ranges and ranges[-1].stop == number:
             ranges[-1] = range(ranges[-1].start, number + 1)

@@ -10,6 +10,7 @@ from collections import deque
 from itertools import islice
 from typing import Final, cast
 
+# The library gives it here and does not say so, as strict typing asks.
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.connection import NetworkAddress, QuicConnectionState
 from aioquic.quic.crypto import CryptoPair

@@ -34,6 +34,7 @@ class BurstPacer(QuicPacketPacer):
         self.bucket_max = max(self.bucket_max, BURST_PACKETS * self.packet_time)
         self.bucket_time = min(bucket_time, self.bucket_max)
 
+    # The library says `float`, and gives None as we do.
     def next_send_time(self, now: float) -> float | None:  # type: ignore[override]
         """When something may leave again; None where it may now.
 

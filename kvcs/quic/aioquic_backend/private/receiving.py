@@ -30,6 +30,7 @@ class Streams(dict[int, QuicStream]):
         super().__init__()
         self.due: dict[int, QuicStream] = {}
 
+    # A list, where the base has a view: the library only iterates.
     def values(self) -> list[QuicStream]:  # type: ignore[override]
         """The streams whose limit is to be announced."""
         return list(self.due.values())

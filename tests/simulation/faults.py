@@ -1,4 +1,4 @@
-"""What goes wrong on a virtual network, and how it is made to."""
+"""What goes wrong on a virtual network, how it is made to, and how it is told."""
 
 from __future__ import annotations
 
@@ -78,3 +78,10 @@ async def _changed(paths: Sequence[Path], seconds: float, **changes: float) -> N
     await asyncio.sleep(seconds)
     for link, conditions in before:
         link.change(**{name: getattr(conditions, name) for name in changes})
+
+
+def text_of(exc: BaseException) -> str:
+    """An error in a line, and each of a group of them."""
+    if isinstance(exc, BaseExceptionGroup):
+        return "; ".join(text_of(each) for each in exc.exceptions)
+    return f"{type(exc).__name__}: {exc}"

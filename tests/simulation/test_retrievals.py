@@ -9,9 +9,10 @@ from functools import cache
 
 import pytest
 
+from tests.simulation.retrievals.outcome import Outcome
 from tests.simulation.retrievals.plan import draw
 from tests.simulation.retrievals.tally import Tally
-from tests.simulation.retrievals.world import Outcome, simulate
+from tests.simulation.retrievals.world import simulate
 
 RETRIEVALS = int(os.environ.get("KVCS_RETRIEVALS", "200"))
 """How many there are at least; ``scripts/simulate --retrievals 5000`` plays them all."""

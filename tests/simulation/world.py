@@ -13,7 +13,7 @@ from kvcs.moqt.names import FullTrackName, Location
 from kvcs.testing.network import Network, Trace, leftovers, run, write_credentials
 from kvcs.testing.network.certificates import Credentials
 from tests.simulation.content import Content, content
-from tests.simulation.faults import strike
+from tests.simulation.faults import strike, text_of
 from tests.simulation.joining import join
 from tests.simulation.plan import ConsumerPlan, Plan, ProducerPlan
 
@@ -74,7 +74,7 @@ def simulate(
     try:
         run(_World(plan, outcome, credentials, trace).main(), limit=LIMIT)
     except Exception as exc:
-        outcome.problems.append(f"the run failed: {_text(exc)}")
+        outcome.problems.append(f"the run failed: {text_of(exc)}")
     outcome.digest, outcome.packets = trace.digest, trace.events
     return outcome
 
@@ -82,12 +82,6 @@ def simulate(
 def credentials_in(folder: str) -> Credentials:
     """Certificates for the hosts of any plan."""
     return write_credentials(folder, "relay", "relay2", "producer0", "producer1")
-
-
-def _text(exc: BaseException) -> str:
-    if isinstance(exc, BaseExceptionGroup):
-        return "; ".join(_text(each) for each in exc.exceptions)
-    return f"{type(exc).__name__}: {exc}"
 
 
 class _World:
@@ -197,27 +191,27 @@ class _World:
         ]
         results = await asyncio.gather(*consumers, return_exceptions=True)
         for each, result in zip(plan.consumers, results, strict=True):
-            end = result if isinstance(result, str) else _text(result)
+            end = result if isinstance(result, str) else text_of(result)
             self.outcome.ends[each.name] = end.partition(":")[0]
             self.network.note(each.name, end)
             if isinstance(result, BaseException) and not isinstance(
                 result, kvcs.KvcsError | asyncio.CancelledError
             ):
-                self._problem(f"{each.name} ended with {_text(result)}")
+                self._problem(f"{each.name} ended with {text_of(result)}")
             excused = each.name in self.early or not plan.must_be_complete(each)
             if not excused and result != "complete":
                 self._problem(f"{each.name} should be complete, but {end}")
         self.consumed.set()
         for failed in await asyncio.gather(*faults, return_exceptions=True):
             if isinstance(failed, BaseException):
-                self._problem(f"a fault ended with {_text(failed)}")
+                self._problem(f"a fault ended with {text_of(failed)}")
         for each, ended in zip(
             plan.producers, await asyncio.gather(*producers, return_exceptions=True), strict=True
         ):
             if isinstance(ended, BaseException) and not isinstance(
                 ended, kvcs.KvcsError | asyncio.CancelledError | _Planned
             ):
-                self._problem(f"{each.name} ended with {_text(ended)}")
+                self._problem(f"{each.name} ended with {text_of(ended)}")
 
     # Producers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.simulation.retrievals.world import Outcome
+from tests.simulation.retrievals.outcome import Outcome
 
 
 class Tally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -13,6 +13,9 @@ from kvcs.errors import UsageError
 from kvcs.moqt.settings import SessionSettings
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.relay.settings import RelayLimits
+
+_Number = TypeVar("_Number", int, float)
+"""A count, or octets; or a rate or seconds."""
 
 LimitOption = Annotated[
     list[str] | None,
@@ -85,8 +88,8 @@ def read_limits(given: Iterable[str], before: Limits) -> Limits:
     Raises:
         UsageError: a name is not known, or a value does not fit.
     """
-    sizes: dict[str, Any] = {}
-    values: dict[str, dict[str, int | float]] = {"relay": {}, "session": {}, "quic": {}}
+    max_sessions = before.max_sessions
+    values: dict[str, dict[str, Any]] = {"relay": {}, "session": {}, "quic": {}}
     owners = {
         **dict.fromkeys(RELAY, ("relay", before.relay)),
         **dict.fromkeys(SESSION, ("session", before.session)),
@@ -98,7 +101,7 @@ def read_limits(given: Iterable[str], before: Limits) -> Limits:
         if not separator:
             raise UsageError(f"--limit {setting!r} is not NAME=VALUE")
         if name == SESSIONS:
-            sizes[name] = _number(name, text, before.max_sessions)
+            max_sessions = _number(name, text, before.max_sessions)
         elif name in owners:
             owner, now = owners[name]
             values[owner][name] = _number(name, text, getattr(now, name))
@@ -107,17 +110,17 @@ def read_limits(given: Iterable[str], before: Limits) -> Limits:
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise UsageError(f"--limit: there is no limit {name!r}{hint}")
     return Limits(
-        relay=replace(before.relay, **values["relay"]),  # type: ignore[arg-type]
-        session=replace(before.session, **values["session"]),  # type: ignore[arg-type]
-        quic=replace(before.quic, **values["quic"]),  # type: ignore[arg-type]
-        max_sessions=sizes.get(SESSIONS, before.max_sessions),
+        relay=replace(before.relay, **values["relay"]),
+        session=replace(before.session, **values["session"]),
+        quic=replace(before.quic, **values["quic"]),
+        max_sessions=max_sessions,
     )
 
 
-def _number(name: str, text: str, before: int | float) -> int | float:
+def _number(name: str, text: str, before: _Number) -> _Number:
     """A value of the kind that the limit has: whole where that is a count, and not negative."""
     try:
-        value: int | float = int(text) if isinstance(before, int) else float(text)
+        value = type(before)(text)
     except ValueError:
         kind = "a whole number" if isinstance(before, int) else "a number"
         raise UsageError(f"--limit {name}: {text!r} is not {kind}") from None

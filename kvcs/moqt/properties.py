@@ -228,7 +228,7 @@ def check_setup_options(options: KeyValues, from_client: bool) -> None:
     if authority is not None and not _AUTHORITY.fullmatch(authority):
         raise SessionError("AUTHORITY is not host[:port]", SessionCode.MALFORMED_AUTHORITY)
     try:
-        options.octets(SetupOption.MOQT_IMPLEMENTATION, b"").decode()  # type: ignore[union-attr]
+        (options.octets(SetupOption.MOQT_IMPLEMENTATION) or b"").decode()
     except UnicodeDecodeError as exc:
         raise KeyValueError("MOQT_IMPLEMENTATION is not UTF-8") from exc
     for token in setup_tokens(options):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import ceil
+from operator import eq
 
 from kvcs.moqt.delivery import ObjectSender
-from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.session import Session
 from kvcs.relay.hub import Hub
 from kvcs.relay.peers import Peer
+from kvcs.relay.pressure import Stoppable, give_up
 from kvcs.relay.scopes import scope_of
 
 LOOK_SECONDS = 1.0
@@ -34,9 +36,6 @@ MAX_LOOKED = 4096
 
 MAX_RESETS = 256
 """Streams that one look resets."""
-
-_Order = tuple[int, int]
-"""Subscriber and Publisher Priority of a stream; the higher, the sooner it is reset."""
 
 
 class Backlogs:
@@ -125,7 +124,7 @@ class Backlogs:
         for name in self._hub.scopes.set_queued(scopes):
             excess = scopes[name] - self._hub.limits.scope_queued_octets
             parts = {key: part[name] for key, part in shares.items() if name in part}
-            pressed |= self._relieve(parts, excess, lambda each, name=name: each == name)  # type: ignore[misc]
+            pressed |= self._relieve(parts, excess, partial(eq, name))
         excess = sum(queued.values()) - self._hub.limits.max_queued_octets
         if excess > 0:
             pressed |= self._relieve(queued, excess, lambda each: True)
@@ -143,24 +142,18 @@ class Backlogs:
         session's own priorities others shall not suffer.
         """
         fair = _equal_share(queued.values(), sum(queued.values()) - excess)
-        found: list[tuple[_Order, float, float, int, Session, ObjectSender]] = []
+        found: list[Stoppable] = []
         for key, octets in queued.items():
             session = self._hub.session(key)
             if session is None or octets <= fair:
                 continue
             senders = [each for each in session.senders() if concerns(scope_of(each.family))]
-            for number, sender in enumerate(senders):
-                order = sender.key()[:2]
-                found.append((order, octets, octets / len(senders), number, session, sender))
-        found.sort(key=lambda each: each[:4], reverse=True)
-        freed, count = 0.0, 0
-        for _, _, estimate, _, session, sender in found[:MAX_RESETS]:
-            if freed >= excess:
-                break
-            freed += estimate
-            count += 1
-            sender.may_reopen = False
-            session.close_sender(sender, StreamCode.EXCESSIVE_LOAD)
+            for sender in senders:
+                rank = (*sender.key()[:2], octets)
+                found.append(
+                    Stoppable(rank, octets / len(senders), partial(_reset, session, sender))
+                )
+        count = give_up(found, excess, MAX_RESETS)
         self._hub.stats.pressure_resets += count
         self._hub.report("queues_too_long", excess=round(excess), resets=count)
         return count > 0
@@ -176,3 +169,9 @@ def _equal_share(amounts: Iterable[float], allowed: float) -> float:
             break
         allowed -= amount
     return share
+
+
+def _reset(session: Session, sender: ObjectSender, code: int) -> None:
+    """Reset a stream, for good."""
+    sender.may_reopen = False
+    session.close_sender(sender, code)

@@ -78,7 +78,7 @@ class Consumers:
         if delivery is not None:
             return bool(delivery.forward)
         # A PUBLISH may wait for its stream.
-        return self._served.get(place) is Ask.PUBLISH and self._alive(place)
+        return self._served.get(place) is Ask.PUBLISH and self._hub.is_open(place)
 
     def updated(self, place: Place) -> None:
         """A subscription that is served was updated: it may be paused no longer."""
@@ -252,14 +252,14 @@ class Consumers:
         if place in offered:
             return False
         if any(
-            offer is not None and self._alive(Place(place.session, offer))
+            offer is not None and self._hub.is_open(Place(place.session, offer))
             for offer in offered.values()
         ):
             return False
         if place.session in self.held_sessions():
             return False
         # Its other SUBSCRIBE_TRACKS have no PUBLISH now: those that are over may be forgotten.
-        kept = {tracks: offer for tracks, offer in offered.items() if self._alive(tracks)}
+        kept = {tracks: offer for tracks, offer in offered.items() if self._hub.is_open(tracks)}
         self._offered[place.session] = {**kept, place: None}
         self._sweep_offers()
         return True
@@ -389,15 +389,11 @@ class Consumers:
         self._served.clear()
         self._awake.clear()
 
-    def _alive(self, place: Place) -> bool:
-        session = self._hub.session(place.session)
-        return session is not None and session.requests.get(place.request_id) is not None
-
     def _sweep(self) -> None:
         """Forget requests that ended by themselves, from time to time."""
         if len(self._served) < self._sweep_at:
             return
-        for place in [place for place in self._served if not self._alive(place)]:
+        for place in [place for place in self._served if not self._hub.is_open(place)]:
             del self._served[place]
             self._hub.unbind(place)
         self._sweep_at = 2 * len(self._served) + SWEEP_AT

@@ -40,7 +40,7 @@ class Enforcer:
     def __init__(self, core: Core, routing: Routing, policy: Policy) -> None:
         self._core = core
         self._routing = routing
-        self.permits = Permits(policy, core.at, self._is_alive, self._end)
+        self.permits = Permits(policy, core.at, core.is_open, self._end)
         self._curtailed: set[int] = set()
         """Sessions whose announcements have just ended, some of them, with their token."""
 
@@ -78,10 +78,6 @@ class Enforcer:
                 reason=exc.reason,
             )
             raise
-
-    def _is_alive(self, place: Place) -> bool:
-        session = self._core.session(place.session)
-        return session is not None and session.requests.get(place.request_id) is not None
 
     def _end(self, place: Place, error: RequestError, now: float) -> None:
         """End a request of a peer that is allowed no longer, and what it has brought about."""

@@ -29,6 +29,9 @@ class Hub(Protocol):
     def session(self, key: int) -> Session | None:
         """An open session by its key."""
 
+    def is_open(self, place: Place) -> bool:
+        """Whether a request is not over, nor its session."""
+
     def is_leaving(self, key: int) -> bool:
         """Whether a session is gone or will be closed, so that nothing new is begun on it."""
 

@@ -8,8 +8,9 @@ does an upstream stream of lower priority than what comes in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
-from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import StreamCode
 from kvcs.relay.directory import Directory
 from kvcs.relay.hub import Hub
@@ -17,7 +18,44 @@ from kvcs.relay.hub import Hub
 MAX_GIVEN_UP = 64
 """Streams that give way at once."""
 
-_CODE = StreamCode.EXCESSIVE_LOAD
+Rank = tuple[float, ...]
+"""How much a stream counts, in the order of its parts: the lower, the more."""
+
+
+class Stoppable(NamedTuple):
+    """A stream that may give way."""
+
+    rank: Rank
+    """The higher, the sooner it does."""
+
+    frees: float
+    """Octets that are free without it, about."""
+
+    stop: Callable[[int], object]
+    """Ends it with a code."""
+
+
+def give_up(found: list[Stoppable], octets: float, most: int) -> int:
+    """End what counts least with EXCESSIVE_LOAD, until as much is free as is wanted.
+
+    Args:
+        found: what may give way; of the same rank what frees more does first, and what was found
+            later.
+        octets: wanted.
+        most: streams that are ended at most.
+
+    Returns:
+        How many were.
+    """
+    found.sort(key=lambda each: each[:2])
+    freed, count = 0.0, 0
+    for each in found[: -most - 1 : -1]:
+        if freed >= octets:
+            break
+        freed += each.frees
+        count += 1
+        each.stop(StreamCode.EXCESSIVE_LOAD)
+    return count
 
 
 class Pressure:
@@ -43,21 +81,13 @@ class Pressure:
             Whether there were any.
         """
         since = now - self._hub.limits.pinned_seconds
-        found: list[tuple[tuple[int, int], int, int, RangeSender]] = []
-        for track in self._tracks:
-            for reader, kept in track.retriever.pinning():
-                if reader.moved_at < since:
-                    found.append((reader.key()[:2], kept, len(found), reader))
-        found.sort(key=lambda each: each[:3], reverse=True)
-        freed = count = 0
-        for _, kept, _, reader in found[:MAX_GIVEN_UP]:
-            if freed >= octets:
-                break
-            freed += kept
-            count += 1
-            reader.host.reset_sender(reader, _CODE)
-        self._tell("readers_give_way", octets, count)
-        return count > 0
+        found = [
+            Stoppable(reader.key()[:2], kept, partial(reader.host.reset_sender, reader))
+            for track in self._tracks
+            for reader, kept in track.retriever.pinning()
+            if reader.moved_at < since
+        ]
+        return self._give_up("readers_give_way", found, octets)
 
     def preempt(self, octets: int, priority: int) -> bool:
         """Stop what arrives with a lower priority than something new has, the lowest first.
@@ -69,23 +99,17 @@ class Pressure:
         Returns:
             Whether there was anything.
         """
-        found: list[tuple[int, int, int, Callable[[int], None]]] = []
-        for track in self._tracks:
-            for lower, kept, stop in track.sources.arriving():
-                if lower > priority:
-                    found.append((lower, kept, len(found), stop))
-        found.sort(key=lambda each: each[:3], reverse=True)
-        freed = count = 0
-        for _, kept, _, stop in found[:MAX_GIVEN_UP]:
-            if freed >= octets:
-                break
-            freed += kept
-            count += 1
-            stop(_CODE)
-        self._tell("streams_give_way", octets, count)
-        return count > 0
+        found = [
+            Stoppable((lower,), kept, stop)
+            for track in self._tracks
+            for lower, kept, stop in track.sources.arriving()
+            if lower > priority
+        ]
+        return self._give_up("streams_give_way", found, octets)
 
-    def _tell(self, event: str, octets: int, count: int) -> None:
+    def _give_up(self, event: str, found: list[Stoppable], octets: int) -> bool:
+        count = give_up(found, octets, MAX_GIVEN_UP)
         if count:
             self._hub.stats.pressure_resets += count
             self._hub.report(event, octets=octets, streams=count)
+        return count > 0

@@ -20,12 +20,10 @@ from kvcs.errors import RequestError
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.limits import Rate
 from kvcs.moqt.names import TrackNamespace, namespace_text
+from kvcs.relay.cache import RETRY_MS
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import Fact, RelayStats, ScopeStats
 from kvcs.trust.rights import KVCS_ROOT, Action
-
-RETRY_MS = 1000
-"""Retry Interval that goes with EXCESSIVE_LOAD."""
 
 MAX_IDLE = 256
 """Scopes of which nothing is open that are remembered, for their rate and their number."""

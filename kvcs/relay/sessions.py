@@ -35,6 +35,11 @@ class Sessions:
         peer = self._peers.get(key)
         return None if peer is None or peer.core.closed else peer.core
 
+    def is_open(self, place: Place) -> bool:
+        """Whether a request is not over, nor its session."""
+        session = self.session(place.session)
+        return session is not None and session.requests.get(place.request_id) is not None
+
     def is_leaving(self, key: int) -> bool:
         """Whether a session is gone, or its peer said that it will close it (§9.2)."""
         peer = self._peers.get(key)

@@ -150,7 +150,7 @@ def make_client_certificate(
 
 
 def _plain(prefix: str) -> str:
-    if not (prefix[0] != "." and prefix.replace("-", "").replace(".", "").isalnum()):
+    if not (prefix[:1] != "." and prefix.replace("-", "").replace(".", "").isalnum()):
         raise UsageError(f"{prefix!r} is not a plain prefix of a file name")
     if prefix == "ca":
         raise UsageError("'ca' is the authority's own prefix")

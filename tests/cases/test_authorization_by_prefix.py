@@ -8,54 +8,21 @@ from __future__ import annotations
 
 import pytest
 
-from kvcs.access.policy import Policy
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.settings import SessionSettings
-from kvcs.moqt.tokens import ResolvedToken
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
-from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import put, put_group
-from kvcs.trust import (
-    CONSUMER,
-    PRODUCER,
-    TOKEN_TYPE,
-    Authority,
-    KeyRing,
-    KeyUse,
-    SigningKey,
-    TokenVerifier,
-    issue,
-    scope_rule,
+from tests.unit.relay.guarded import (
+    ELSEWHERE,
+    OTHER_ID,
+    SCOPE_ID,
+    Guarded,
+    other_token,
+    shows,
+    token,
 )
-
-FIRST, SECOND = PUBLICATION[1], b"2" * 16
-THEIRS: TrackNamespace = (b"kvcs-1", SECOND, *PUBLICATION[2:])
-ISSUERS = {
-    scope: SigningKey.generate(use=KeyUse.TOKEN, name="issuer", scope_id=scope)
-    for scope in (FIRST, SECOND)
-}
-NOW = 1_000_000
-
-
-def guarded() -> Hub:
-    ring = KeyRing([key.public for key in ISSUERS.values()], use=KeyUse.TOKEN)
-    return Hub(policy=Policy(Authority(TokenVerifier(ring, ["relay"])), lambda: NOW))
-
-
-def member(scope: bytes = FIRST) -> SessionSettings:
-    """What a member of a scope shows when it connects."""
-    token = issue(
-        ISSUERS[scope],
-        audience=["relay"],
-        rules=[scope_rule(scope, PRODUCER | CONSUMER)],
-        issued_at=NOW,
-        lifetime=600,
-        token_id=bytes(8),
-    )
-    return SessionSettings(tokens=(ResolvedToken(TOKEN_TYPE, token),))
 
 
 def refused(peer: ConsumerPeer, request_id: int) -> int | None:
@@ -63,11 +30,13 @@ def refused(peer: ConsumerPeer, request_id: int) -> int | None:
     return peer.refused(request_id)
 
 
-@pytest.mark.parametrize("prefix", [(), (b"kvcs-1",), (b"kvcs-1", SECOND), (b"kvcs-1", FIRST[:15])])
+@pytest.mark.parametrize(
+    "prefix", [(), (b"kvcs-1",), (b"kvcs-1", OTHER_ID), (b"kvcs-1", SCOPE_ID[:15])]
+)
 def test_no_prefix_shows_announcements_of_others(prefix: TrackNamespace) -> None:
-    hub = guarded()
-    PublisherPeer(hub, THEIRS, member(SECOND))
-    peer = ConsumerPeer(hub, member())
+    hub = Guarded()
+    PublisherPeer(hub, ELSEWHERE, shows(other_token()))
+    peer = ConsumerPeer(hub, shows(token()))
     requester = peer.end.core.requester
     assert refused(peer, requester.subscribe_namespace(prefix)) == RequestCode.UNAUTHORIZED
     assert (
@@ -82,8 +51,8 @@ def test_no_prefix_shows_announcements_of_others(prefix: TrackNamespace) -> None
     [
         PUBLICATION[:4],
         (*PUBLICATION, b"more"),
-        (b"kvcs-1", FIRST[:15], *PUBLICATION[2:]),
-        THEIRS,
+        (b"kvcs-1", SCOPE_ID[:15], *PUBLICATION[2:]),
+        ELSEWHERE,
         (b"kvcs-1",),
         (),
         (b"elsewhere",),
@@ -92,10 +61,10 @@ def test_no_prefix_shows_announcements_of_others(prefix: TrackNamespace) -> None
 def test_nothing_but_a_publication_of_its_own_scope_is_announced(
     namespace: TrackNamespace,
 ) -> None:
-    hub = guarded()
-    watcher = ConsumerPeer(hub, member(SECOND))
-    watcher.end.core.requester.subscribe_namespace((b"kvcs-1", SECOND))
-    peer = ConsumerPeer(hub, member())
+    hub = Guarded()
+    watcher = ConsumerPeer(hub, shows(other_token()))
+    watcher.end.core.requester.subscribe_namespace((b"kvcs-1", OTHER_ID))
+    peer = ConsumerPeer(hub, shows(token()))
     request_id = peer.end.core.requester.publish_namespace(namespace)
     assert refused(peer, request_id) == RequestCode.UNAUTHORIZED
     assert not watcher.end.of(events.NamespaceAnnounced)
@@ -103,13 +72,13 @@ def test_nothing_but_a_publication_of_its_own_scope_is_announced(
 
 
 def test_tracks_of_another_scope_are_neither_read_nor_known() -> None:
-    hub = guarded()
-    theirs = PublisherPeer(hub, THEIRS, member(SECOND))
-    there, nowhere = full_name(namespace=THEIRS), full_name(b"v.raw.s9", THEIRS)
+    hub = Guarded()
+    theirs = PublisherPeer(hub, ELSEWHERE, shows(other_token()))
+    there, nowhere = full_name(namespace=ELSEWHERE), full_name(b"v.raw.s9", ELSEWHERE)
     put_group(theirs.track(there), 0, 2)
-    reader = ConsumerPeer(hub, member(SECOND))
+    reader = ConsumerPeer(hub, shows(other_token()))
     assert reader.locations(reader.subscribe(there))  # it is in the cache now
-    peer = ConsumerPeer(hub, member())
+    peer = ConsumerPeer(hub, shows(token()))
     answers = set()
     for name in (there, nowhere):
         for request_id in (
@@ -125,11 +94,11 @@ def test_tracks_of_another_scope_are_neither_read_nor_known() -> None:
 
 
 def test_one_publication_may_come_from_two_sessions_of_its_scope() -> None:
-    hub = guarded()
-    sources = [PublisherPeer(hub, PUBLICATION, member()) for _ in range(2)]
+    hub = Guarded()
+    sources = [PublisherPeer(hub, PUBLICATION, shows(token())) for _ in range(2)]
     for source in sources:
         put_group(source.track(), 0, 2)
-    peer = ConsumerPeer(hub, member())
+    peer = ConsumerPeer(hub, shows(token()))
     request_id = peer.subscribe()
     assert peer.locations(request_id) == [(0, 0), (0, 1)]
     assert not peer.end.of(events.TrackMalformed)
@@ -137,10 +106,10 @@ def test_one_publication_may_come_from_two_sessions_of_its_scope() -> None:
 
 
 def test_two_sources_that_differ_make_the_track_malformed() -> None:
-    hub = guarded()
-    sources = [PublisherPeer(hub, PUBLICATION, member()) for _ in range(2)]
+    hub = Guarded()
+    sources = [PublisherPeer(hub, PUBLICATION, shows(token())) for _ in range(2)]
     tracks = [source.track() for source in sources]
-    peer = ConsumerPeer(hub, member())
+    peer = ConsumerPeer(hub, shows(token()))
     request_id = peer.subscribe()
     for octets, track in zip((8, 9), tracks, strict=True):
         put(track, 0, 0, octets=octets)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvcs
-from kvcs.kv import RAW, BlockLayout, codecs, register
+from kvcs.kv import RAW, BlockLayout, register
 from tests.builders import same
 from tests.simulation.finding import SETTINGS, Field, play, prefix_of
 from tests.unit.kv.toy import toy_publication
@@ -60,9 +60,7 @@ class Coarse:
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in ("_BY_NAME", "_BY_NUMBER"):
-        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
+def _registered(own_codecs: None) -> None:
     register(Squeeze())
     register(Coarse())
 

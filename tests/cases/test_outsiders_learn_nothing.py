@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 import kvcs
-from kvcs.access.policy import Policy
 from kvcs.errors import RequestError
 from kvcs.keyfiles import save_key_ring
 from kvcs.moqt.actions import Action as Sent
@@ -33,57 +32,33 @@ from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.store import Track
-from kvcs.moqt.tokens import ResolvedToken, Token
+from kvcs.moqt.tokens import Token
 from kvcs.quic.endpoint import open_connection
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.network import Network, Trace, run
 from kvcs.testing.tracks import put_group
-from kvcs.trust import (
-    CONSUMER,
-    PRODUCER,
-    TOKEN_TYPE,
-    Authority,
-    KeyRing,
-    KeyUse,
-    SigningKey,
-    TokenVerifier,
-    issue,
-    scope_rule,
+from kvcs.trust import TOKEN_TYPE, KeyRing, KeyUse
+from tests.unit.relay.guarded import (
+    BASE,
+    ISSUER,
+    OTHER,
+    OTHER_ID,
+    Guarded,
+    other_token,
+    shows,
+    token,
 )
 
-FIRST, SECOND = PUBLICATION[1], b"2" * 16
-BASE = 1_000_000
-ISSUERS = {
-    scope: SigningKey.generate(use=KeyUse.TOKEN, name="issuer", scope_id=scope)
-    for scope in (FIRST, SECOND)
-}
-RING = KeyRing([key.public for key in ISSUERS.values()], use=KeyUse.TOKEN)
 PACKAGE = os.path.join(os.path.dirname(kvcs.__file__), "")
 UPSTREAM: TrackNamespace = (*PUBLICATION[:4], b"U" * 16)
 """A publication that the relay's upstream has, and the relay has not heard of."""
 
 
-def token(scope: bytes, lifetime: int = 600, now: int = BASE) -> bytes:
-    return issue(
-        ISSUERS[scope],
-        audience=["relay"],
-        rules=[scope_rule(scope, PRODUCER | CONSUMER)],
-        issued_at=now,
-        lifetime=lifetime,
-        token_id=bytes(8),
-    )
-
-
-def shows(*octets: bytes) -> SessionSettings:
-    """Settings of a session that shows tokens."""
-    return SessionSettings(tokens=tuple(ResolvedToken(TOKEN_TYPE, each) for each in octets))
-
-
 OUTSIDERS: dict[str, Callable[[], SessionSettings]] = {
     "no token": lambda: shows(),
-    "of another scope": lambda: shows(token(SECOND)),
-    "with a token that has expired": lambda: shows(token(FIRST, lifetime=60)),
+    "of another scope": lambda: shows(other_token()),
+    "with a token that has expired": lambda: shows(token(lifetime=60)),
 }
 
 
@@ -95,19 +70,17 @@ class World:
     """
 
     def __init__(self, settings: SessionSettings) -> None:
-        verifier = TokenVerifier(RING, ["relay"], skew=0)
-        policy = Policy(Authority(verifier), lambda: BASE + self.hub.now)
-        self.hub = Hub(policy=policy, relay_id=b"relay")
+        self.hub = Guarded(relay_id=b"relay")
         self.above = Hub(relay_id=b"above")
         self.hub.link(self.above)
         self.origins = [
-            PublisherPeer(self.hub, PUBLICATION, shows(token(FIRST, 3600))),
+            PublisherPeer(self.hub, PUBLICATION, shows(token(lifetime=3600))),
             PublisherPeer(self.above, UPSTREAM),
         ]
         for origin, namespace in zip(self.origins, (PUBLICATION, UPSTREAM), strict=True):
             for name in (b"k.raw.s0", b"v.raw.s0", b"manifest"):
                 put_group(origin.track(full_name(name, namespace)), 0, 2)
-        self.member = ConsumerPeer(self.hub, shows(token(FIRST, 3600)))
+        self.member = ConsumerPeer(self.hub, shows(token(lifetime=3600)))
         self.member.subscribe(full_name(b"k.raw.s0"), fill=EVERYTHING)
         self.member.end.core.requester.subscribe_namespace(PUBLICATION[:4])
         self.stranger = ConsumerPeer(self.hub, settings)
@@ -258,7 +231,7 @@ def test_an_outsiders_answer_and_its_cost_say_nothing(who: str, kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["SUBSCRIBE", "FETCH", "TRACK_STATUS", "SUBSCRIBE_NAMESPACE 5"])
 def test_a_member_is_told_what_there_is(kind: str) -> None:
-    settings = shows(token(FIRST, 3600))
+    settings = shows(token(lifetime=3600))
     name = THERE["cached"]
     there = asking(settings, kind, name)
     absent = asking(settings, kind, nowhere(name)["another publication"])
@@ -271,15 +244,15 @@ def test_a_prefix_that_moves_to_another_scope_says_nothing(fields: int) -> None:
     found = []
     name = THERE["cached"]
     for target in (name, name, *nowhere(name).values()):
-        world = World(shows(token(SECOND)))
-        request_id = requester(world).subscribe_namespace((b"kvcs-1", SECOND))
+        world = World(shows(other_token()))
+        request_id = requester(world).subscribe_namespace((b"kvcs-1", OTHER_ID))
         world.hub.run()
         relay = world.stranger.spoke.relay
         relay.actions.clear()
         with calls() as ran:
             moved = Parameters.of(
                 track_namespace_prefix=target.namespace[:fields],
-                authorization_token=Token.use_value(token(SECOND), TOKEN_TYPE),
+                authorization_token=Token.use_value(other_token().value, TOKEN_TYPE),
             )
             requester(world).update(request_id, moved)
             world.hub.run()
@@ -307,12 +280,12 @@ def refused_at(folder: Path, kind: str, publication: bytes | None, shown: bool) 
             await relay.__aenter__()
         with network.host("producer"):
             producer = await open_connection(
-                "moqt://relay:4433", token=token(FIRST, 3600, int(time.time()))
+                "moqt://relay:4433", token=token(at=int(time.time()) - BASE, lifetime=3600).value
             )
             requests = producer.core.requester
             await producer.reply(requests.publish_namespace(PUBLICATION))
         with network.host("stranger"):
-            mine = token(SECOND, 3600, int(time.time())) if shown else None
+            mine = other_token(at=int(time.time()) - BASE, lifetime=3600).value if shown else None
             stranger = await open_connection("moqt://relay:4433", token=mine)
             began = len(trace.lines)
             fields = (*PUBLICATION[:4], publication or PUBLICATION[4])
@@ -344,7 +317,7 @@ def test_the_refusal_takes_the_same_packets_at_the_same_times(
     tmp_path: Path, kind: str, shown: bool
 ) -> None:
     ring = tmp_path / "issuers"
-    save_key_ring(ring, RING)
+    save_key_ring(ring, KeyRing([ISSUER.public, OTHER.public], use=KeyUse.TOKEN))
     there = refused_at(ring, kind, None, shown)
     absent = refused_at(ring, kind, b"N" * 16, shown)
     assert len(there) > 2 and there == absent

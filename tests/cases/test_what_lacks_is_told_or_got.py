@@ -10,7 +10,7 @@ import pytest
 
 import kvcs
 from kvcs.integrations.block_loads import BlockLoads
-from kvcs.kv import RAW, BlockLayout, Component, codecs, register
+from kvcs.kv import RAW, BlockLayout, Component, DataTrack, register
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.names import Location
 from kvcs.subscriber.last_means import MissingLayer
@@ -41,11 +41,21 @@ class Engine:
 
 def lacking(toy: Toy, how: str) -> RawPublication:
     """A relay that lacks group 2 / object 1 of the V track, or has it damaged."""
+    return spoilt(toy, V0, Location(2, 1), how)
+
+
+def corrupt(toy: Toy) -> RawPublication:
+    """A relay that has group 1 / object 0 of the K track damaged."""
+    return spoilt(toy, K0, Location(1, 0), "damaged")
+
+
+def spoilt(toy: Toy, track: DataTrack, location: Location, how: str) -> RawPublication:
+    """A relay with everything but one Object, which is unknown or damaged."""
     raw = RawPublication(toy)
-    payload = None if how == "unknown" else damaged(toy.objects[V0, Location(2, 1)])
+    payload = None if how == "unknown" else damaged(toy.objects[track, location])
     raw.manifest()
     for layer in range(4):
-        wrong = {(V0, 1): payload} if layer == 2 else {}
+        wrong = {(track, location.object): payload} if layer == location.group else {}
         raw.layer(layer, live=wrong, stored=wrong)
     raw.end()
     return raw
@@ -118,33 +128,40 @@ async def test_a_layer_that_cannot_be_encoded_aborts_long_before_the_deadline(
             await put(await again.segment(), toy)
 
 
-class Brittle:
-    """Raw Data, whose encoding fails for one block."""
+class RawCodec:
+    """Raw Data."""
 
-    name, number, lossless, in_place = "brittle", 0xFF22, True, True
-
-    def __init__(self, bad: bytes) -> None:
-        self.bad = bad
+    lossless = True
 
     def data_octets(self, layout: BlockLayout) -> int | None:
         return layout.octets
 
     def encode(self, sections: Sequence[Any], layout: BlockLayout) -> Sequence[Any]:
-        pieces = RAW.encode(sections, layout)
-        if b"".join(map(bytes, pieces)) == self.bad:
-            raise RuntimeError("out of scratch memory")
-        return pieces
+        return RAW.encode(sections, layout)
 
     def decode(self, data: memoryview, layout: BlockLayout) -> Sequence[Any]:
         return RAW.decode(data, layout)
 
 
+class Brittle(RawCodec):
+    """Its encoding fails for one block."""
+
+    name, number, in_place = "brittle", 0xFF22, True
+
+    def __init__(self, bad: bytes) -> None:
+        self.bad = bad
+
+    def encode(self, sections: Sequence[Any], layout: BlockLayout) -> Sequence[Any]:
+        pieces = super().encode(sections, layout)
+        if b"".join(map(bytes, pieces)) == self.bad:
+            raise RuntimeError("out of scratch memory")
+        return pieces
+
+
 @virtual
 async def test_an_encoder_that_raises_for_one_block_aborts_and_sends_no_end(
-    monkeypatch: pytest.MonkeyPatch,
+    own_codecs: None,
 ) -> None:
-    for table in ("_BY_NAME", "_BY_NUMBER"):
-        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
     toy, prefix, wire = toy_publication(), toy_prefix(), Wire()
     register(Brittle(toy.v[3][8:12].tobytes()))  # layer 3, block 2 of the V track
     loop = asyncio.get_running_loop()
@@ -173,12 +190,7 @@ async def test_an_encoder_that_raises_for_one_block_aborts_and_sends_no_end(
 @virtual
 async def test_awaiting_a_corrupt_layer_ends_with_the_blocks_that_are_bad() -> None:
     toy = toy_publication()
-    raw = RawPublication(toy)
-    wrong = {(K0, 0): damaged(toy.objects[K0, Location(1, 0)])}
-    raw.manifest()
-    for layer in range(4):
-        raw.layer(layer, **({"live": wrong, "stored": wrong} if layer == 1 else {}))
-    raw.end()
+    raw = corrupt(toy)
     async with meeting(raw) as (_, client):
         async with kvcs.Subscriber(client, settings=BRIEF).open(toy_prefix()) as cache:
             async with asyncio.timeout(2.0):
@@ -194,12 +206,7 @@ async def test_awaiting_a_corrupt_layer_ends_with_the_blocks_that_are_bad() -> N
 @virtual
 async def test_the_engine_is_told_which_of_its_blocks_were_not_loaded() -> None:
     toy = toy_publication()
-    raw = RawPublication(toy)
-    wrong = {(K0, 0): damaged(toy.objects[K0, Location(1, 0)])}
-    raw.manifest()
-    for layer in range(4):
-        raw.layer(layer, **({"live": wrong, "stored": wrong} if layer == 1 else {}))
-    raw.end()
+    raw = corrupt(toy)
     memory: dict[tuple[int, int], bytes] = {}
 
     def store(block_id: int, tensors: kvcs.Layer) -> None:
@@ -230,20 +237,14 @@ async def test_the_engine_is_told_which_of_its_blocks_were_not_loaded() -> None:
 # Case 5
 
 
-class Faulty:
-    """Raw Data, whose decoding fails for one block, in one of two ways."""
+class Faulty(RawCodec):
+    """Its decoding fails for one block, in one of two ways."""
 
-    name, number, lossless, in_place = "faulty", 0xFF21, True, False
+    name, number, in_place = "faulty", 0xFF21, False
     how, bad = "raises", b""
 
-    def data_octets(self, layout: BlockLayout) -> int | None:
-        return layout.octets
-
-    def encode(self, sections: Sequence[Any], layout: BlockLayout) -> Sequence[Any]:
-        return RAW.encode(sections, layout)
-
     def decode(self, data: memoryview, layout: BlockLayout) -> Sequence[Any]:
-        pieces = list(RAW.decode(data, layout))
+        pieces = list(super().decode(data, layout))
         if bytes(data) != self.bad:
             return pieces
         if self.how == "raises":
@@ -254,10 +255,8 @@ class Faulty:
 @virtual
 @pytest.mark.parametrize("how", ["raises", "one octet too few"])
 async def test_what_does_not_decode_is_missing_and_not_counted_as_loaded(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str, own_codecs: None
 ) -> None:
-    for table in ("_BY_NAME", "_BY_NUMBER"):
-        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
     codec = Faulty()
     codec.how = how
     register(codec)

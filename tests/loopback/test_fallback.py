@@ -15,7 +15,7 @@ import pytest
 import kvcs
 from kvcs.errors import CacheIncomplete, PublicationNotFound, UsageError
 from kvcs.fallback import HttpServer, HttpSource
-from kvcs.kv import RAW, BlockLayout, codecs, register
+from kvcs.kv import RAW, BlockLayout, register
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.last_means import MissingLayer
@@ -107,10 +107,8 @@ class Rough:
 
 
 async def test_the_publication_is_taken_whose_encoding_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_codecs: None
 ) -> None:
-    for table in ("_BY_NAME", "_BY_NUMBER"):
-        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
     register(Rough())
     async with shelf(tmp_path) as it:
         rough = await save(tmp_path, it.toy, encodings=("rough",))

@@ -78,11 +78,9 @@ async def test_through_a_relay_live_late_and_fetched(files: PemFiles, signed: bo
 
 @pytest.mark.parametrize("encodings", [("squeeze",), ("kv.coarse8", "raw"), ("kv.raw",)])
 async def test_every_encoding_is_sealed(
-    files: PemFiles, monkeypatch: pytest.MonkeyPatch, encodings: tuple[str, ...]
+    files: PemFiles, own_codecs: None, encodings: tuple[str, ...]
 ) -> None:
     """Those too whose Data has a length that only encoding tells."""
-    for table in ("_BY_NAME", "_BY_NUMBER"):
-        monkeypatch.setattr(codecs, table, dict(getattr(codecs, table)))
     codecs.register(Squeeze())
     codecs.register(Coarse())
     async with serving(files) as server, joined(server, files) as client:

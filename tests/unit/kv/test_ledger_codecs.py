@@ -16,7 +16,6 @@ from kvcs.kv import (
     Outcome,
     register,
 )
-from kvcs.kv import codecs as codecs_room
 from tests.unit.kv.toy import (
     AT,
     DATA_OCTETS,
@@ -52,9 +51,7 @@ class Flip:
 
 
 @pytest.fixture
-def flip(monkeypatch: pytest.MonkeyPatch) -> Flip:
-    monkeypatch.setattr(codecs_room, "_BY_NAME", dict(codecs_room._BY_NAME))
-    monkeypatch.setattr(codecs_room, "_BY_NUMBER", dict(codecs_room._BY_NUMBER))
+def flip(own_codecs: None) -> Flip:
     codec = Flip()
     register(codec)
     return codec

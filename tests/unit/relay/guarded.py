@@ -59,21 +59,33 @@ def token(
     return ResolvedToken(TOKEN_TYPE, value)
 
 
+def other_token(*, at: int = 0, lifetime: int = 600) -> ResolvedToken:
+    """A token for everything in the other scope."""
+    return token(key=OTHER, scope_id=OTHER_ID, at=at, lifetime=lifetime)
+
+
+def shows(*tokens: ResolvedToken) -> SessionSettings:
+    """Settings of a session that shows tokens."""
+    return SessionSettings(tokens=tokens)
+
+
 class Guarded(Hub):
     """A relay that asks for tokens."""
 
-    def __init__(self, limits: RelayLimits | None = None) -> None:
+    def __init__(self, limits: RelayLimits | None = None, *, relay_id: bytes = b"") -> None:
         self.issuers = KeyRing([ISSUER.public, OTHER.public], use=KeyUse.TOKEN)
-        verifier = TokenVerifier(self.issuers, ["relay"], skew=0)
-        super().__init__(limits, policy=Policy(Authority(verifier), lambda: BASE + self.now))
+        policy = Policy(
+            Authority(TokenVerifier(self.issuers, ["relay"], skew=0)), lambda: BASE + self.now
+        )
+        super().__init__(limits, policy=policy, relay_id=relay_id)
 
 
 def consumer(hub: Hub, *tokens: ResolvedToken) -> ConsumerPeer:
-    return ConsumerPeer(hub, SessionSettings(tokens=tokens))
+    return ConsumerPeer(hub, shows(*tokens))
 
 
 def publisher(hub: Hub, *tokens: ResolvedToken, announce: bool = True) -> PublisherPeer:
-    peer = PublisherPeer(hub, None, SessionSettings(tokens=tokens))
+    peer = PublisherPeer(hub, None, shows(*tokens))
     if announce:
         peer.announce(PUBLICATION)
     return peer

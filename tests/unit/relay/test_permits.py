@@ -287,7 +287,7 @@ def test_timers_of_sessions_that_are_gone_do_nothing() -> None:
     hub.advance(100)
     hub.core.issuers_changed(hub.now)
     assert hub.core.stats.permits_ended == 0
-    assert not hub.core._enforcer._is_alive(Place(peer.spoke.key, 0))
+    assert not hub.core.is_open(Place(peer.spoke.key, 0))
 
 
 def test_what_is_reported_holds_no_token() -> None:

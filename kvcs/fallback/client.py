@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from kvcs.errors import FileError, UsageError
@@ -61,16 +60,11 @@ class HttpSource(HttpClient):
         super().__init__(url, ca=ca, token=token, concurrency=concurrency, timeout=timeout)
         self._indices: OrderedDict[PublicationNamespace, SavedPublication] = OrderedDict()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """The last user closes the connections."""
         if self._users == 1:
             self._indices.clear()
-        await super().__aexit__(kind, error, traceback)
+        await super().__aexit__()
 
     async def publications(
         self, scope_id: bytes, compat_id: bytes, anchor_key: bytes

@@ -21,7 +21,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from kvcs.errors import ConnectionFailed, FileError, TrustError, UsageError
@@ -140,12 +139,7 @@ class HttpServer:
         self._port = self._listening.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop, and close every connection."""
         if self._listening is not None:
             # asyncio forgets a connection that it has accepted and not handed over when its server
@@ -154,7 +148,7 @@ class HttpServer:
                 # A loop without readers (Windows' proactor) accepts in a way of its own.
                 with suppress(NotImplementedError):
                     asyncio.get_running_loop().remove_reader(listening.fileno())
-            for _ in range(ACCEPT_TURNS):
+            for _turn in range(ACCEPT_TURNS):
                 await asyncio.sleep(0)
             self._listening.close()
         await self._runner.cleanup()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import inspect
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -90,12 +89,7 @@ class HttpClient:
         self._users += 1
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """The last user closes the connections."""
         self._users -= 1
         if self._users == 0:

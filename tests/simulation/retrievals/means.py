@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from types import TracebackType
 from typing import Any
 
 import kvcs
@@ -79,12 +78,7 @@ class VirtualSource:
     async def __aenter__(self) -> VirtualSource:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """It holds nothing."""
 
     async def _asked(self) -> None:

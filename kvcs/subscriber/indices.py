@@ -61,7 +61,7 @@ def index_json(entries: Iterable[tuple[str, Prefix]]) -> bytes:
     listed = []
     for uri, prefix in entries:
         _, namespace = parse_holder_uri(uri)
-        if namespace[:2] != (prefix.scope_id, prefix.compat_id):
+        if not _is_of(namespace, prefix):
             raise UsageError(f"{uri[:200]!r} is not of the prefix's scope and descriptor")
         listed.append({"uri": uri, "block_keys": [key.hex() for key in prefix.block_keys]})
     document = {"kvcs-index": INDEX_VERSION, "publications": listed}
@@ -82,8 +82,7 @@ def look_up(document: bytes, prefix: Prefix) -> list[Holding | str]:
         raise UsageError(f"publications: expected an array, got {kind(entries)}")
     if len(entries) > MAX_ENTRIES:
         raise UsageError(f"{len(entries)} publications, limit {MAX_ENTRIES}")
-    holdings: list[Holding] = []
-    uris: list[str] = []
+    found: list[Holding | str] = []
     ours = [key.hex() for key in prefix.block_keys]
     for number, entry in enumerate(entries):
         where = f"publications[{number}]"
@@ -96,15 +95,14 @@ def look_up(document: bytes, prefix: Prefix) -> list[Holding | str]:
         if not _is_of(named, prefix):
             continue
         if "block_keys" not in entry:
-            uris.append(uri)
+            found.append(uri)
             continue
         keys = _keys(entry["block_keys"], where)
         shared = _shared(ours, keys)
         if shared:
             further = tuple(bytes.fromhex(key) for key in keys[shared:])
-            holdings.append(Holding(uri, shared, further))
-    holdings.sort(key=lambda each: -each.blocks)
-    return [*holdings, *uris]
+            found.append(Holding(uri, shared, further))
+    return _best_first(found)
 
 
 def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
@@ -247,6 +245,7 @@ class HttpIndex(HttpClient):
 
 
 def _best_first(found: Iterable[Holding | str]) -> list[Holding | str]:
+    """Those with most blocks of the prefix first, and those of which that is not said last."""
     return sorted(found, key=lambda each: -each.blocks if isinstance(each, Holding) else 0)
 
 

@@ -99,6 +99,10 @@ async def read_stored(follower: ManifestFollower, stored: StoredManifest) -> Non
     await follower.parsed()
 
 
+_Left = dict[tuple[int, DataTrack], list[int]]
+"""Blocks within the segment, ascending, by layer and track."""
+
+
 class Served(Protocol):
     """What is got or recomputed for: a retrieval, or a segment of another publication."""
 
@@ -197,14 +201,14 @@ class LastMeans:
         """Get blocks from the source; what came of it, if some are still missing."""
         if self._source is None or not missing:
             return None
-        ours = PublicationNamespace.parse(self._patient.namespace)
+        ours, left = PublicationNamespace.parse(self._patient.namespace), self._by_layer(missing)
         try:
             async with self._source as source:
-                failure = await self._fetch_all(source, ours, missing)
-                for twin in await self._twins(source, ours) if failure is not None else ():
-                    # What came meanwhile is dropped as a copy.
-                    if await self._fetch_all(source, twin, missing) is None:
-                        failure = None
+                failure = await self._fetch_all(source, ours, left)
+                for twin in await self._twins(source, ours) if left else ():
+                    if left:
+                        # What comes meanwhile from elsewhere is dropped as a copy.
+                        failure = await self._fetch_all(source, twin, left)
                 replacements = self._patient.replacements
                 if failure is not None and replacements is not None:
                     segments = sorted({run.segment for run in missing})
@@ -222,27 +226,25 @@ class LastMeans:
         return twins(patient.manifest, await patient.finder.at(source, ours))
 
     async def _fetch_all(
-        self, source: BlockSource, namespace: PublicationNamespace, missing: Sequence[MissingBlocks]
+        self, source: BlockSource, namespace: PublicationNamespace, left: _Left
     ) -> str | None:
-        """Get blocks of one publication; what came of it, if some are still missing."""
+        """Get blocks of one publication, and take those that came from what is left; what came of
+        it, if some still are."""
         limit = asyncio.Semaphore(CONCURRENCY)
         ends = await asyncio.gather(
-            *(
-                self._fetch(source, namespace, track, layer, blocks, limit)
-                for (layer, track), blocks in self._by_layer(missing).items()
-            )
+            *(self._fetch(source, namespace, *where, left, limit) for where in list(left))
         )
         contradiction = next((each for each in ends if isinstance(each, PublicationError)), None)
         if contradiction is not None:
             self._patient.failed(contradiction)
         return next((str(each) for each in ends if each is not None), None)
 
-    def _by_layer(self, missing: Sequence[MissingBlocks]) -> dict[tuple[int, DataTrack], list[int]]:
-        """Blocks within the segment, by layer and track."""
+    def _by_layer(self, missing: Sequence[MissingBlocks]) -> _Left:
+        """Some missing blocks by layer and track."""
         tracks = {
             (each.segment, each.component.value): each for each in self._patient.ledger.tracks
         }
-        found: dict[tuple[int, DataTrack], list[int]] = {}
+        found: _Left = {}
         for run in missing:
             track = tracks.get((run.segment, run.component))
             if track is not None:  # else it is of a segment that was not added yet
@@ -254,31 +256,33 @@ class LastMeans:
         self,
         source: BlockSource,
         namespace: PublicationNamespace,
-        track: DataTrack,
         layer: int,
-        blocks: list[int],
+        track: DataTrack,
+        left: _Left,
         limit: asyncio.Semaphore,
     ) -> KvcsError | None:
         """Blocks of one layer of one track; why they are not all there."""
-        patient = self._patient
+        patient, blocks = self._patient, left[layer, track]
         first = patient.entry(track).first_block
         keys = patient.prefix.block_keys[first + blocks[0] : first + blocks[-1] + 1]
         named = [keys[block - blocks[0]] for block in blocks]
         longest = sealed_octets(HEADER_OCTETS + self._settings.max_data_octets)
         failure: KvcsError | None = SourceFailed(f"blocks of {track} layer {layer} are not there")
-        left = set(blocks)
+        still = dict.fromkeys(blocks)
         try:
             async with limit:
                 async for stored in source.payloads(
                     namespace, track, layer, blocks, named, longest
                 ):
-                    if stored.block in left and self._take(track, layer, stored):
-                        left.discard(stored.block)
-        except (SourceFailed, PublicationError) as exc:
+                    if stored.block in still and self._take(track, layer, stored):
+                        del still[stored.block]
+        except (SourceFailed, PublicationError, ObjectError) as exc:
             failure = exc
-        except ObjectError as exc:
-            failure = exc
-        return failure if left else None
+        if still:
+            left[layer, track] = list(still)
+            return failure
+        del left[layer, track]
+        return None
 
     def _take(self, track: DataTrack, layer: int, stored: StoredBlock) -> bool:
         """Check one block as an Object of a session is; whether it is there now.

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from kvcs.errors import KvcsError
 from kvcs.fallback.source import BlockSource
@@ -76,7 +77,7 @@ class Others:
         self._authenticity = authenticity
         self.protection = authenticity.protection
         """Opens what is sealed."""
-        self._known: dict[object, tuple[float, list[Other]]] = {}
+        self._known: WeakKeyDictionary[object, tuple[float, list[Other]]] = WeakKeyDictionary()
         """For each place what is there, and when it was looked."""
 
     async def over(self, session: Connection, ours: TrackNamespace) -> list[Other]:

@@ -125,14 +125,15 @@ class Elsewhere:
                 _log.info("not_found_elsewhere", why=str(exc))
             return await searching
         finally:
-            for task in (searching, finding):
-                if task is None:
-                    continue
-                decided = task.done()
+            both = [task for task in (searching, finding) if task is not None]
+            undecided = [task for task in both if not task.done()]
+            # Both before either is waited for: whoever waits may be cancelled, too.
+            for task in both:
                 task.cancel()
-                await asyncio.wait((task,))
+            await asyncio.wait(both)
+            for task in both:
                 # Asked for in any case: an error of the one that nobody waits for is no news.
-                if not task.cancelled() and task.exception() is None and not decided:
+                if not task.cancelled() and task.exception() is None and task in undecided:
                     task.result().stop()
 
     async def _find(

@@ -65,7 +65,7 @@ class BlockLoads:
             task = asyncio.get_running_loop().create_task(self._load(request_id, cache, block_ids))
             self._tasks[request_id] = task
         # A task that is cancelled before its first step runs nothing of its own.
-        task.add_done_callback(lambda _: self._end(request_id, set(block_ids)))
+        task.add_done_callback(lambda done: self._end(request_id, done, set(block_ids)))
         return task
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -101,7 +101,8 @@ class BlockLoads:
             self.failures[request_id] = exc
             _log.warning("block_load_failed", request=request_id, why=f"{type(exc).__name__}")
         finally:
-            self._end(request_id, {block_ids[block] for block, layers in left.items() if layers})
+            bad = {block_ids[block] for block, layers in left.items() if layers}
+            self._end(request_id, asyncio.current_task(), bad)
 
     def _store_layer(
         self, cache: Cache, index: int, block_ids: Sequence[int], left: dict[int, set[int]]
@@ -116,7 +117,9 @@ class BlockLoads:
             self._store(block_ids[block], tensors)
             left[block].discard(index)
 
-    def _end(self, request_id: str, bad: set[int]) -> None:
+    def _end(self, request_id: str, task: asyncio.Task[None] | None, bad: set[int]) -> None:
         with self._lock:
-            if self._tasks.pop(request_id, None) is not None:
+            # Once a load was told as finished, the request may have another one.
+            if self._tasks.get(request_id) is task:
+                del self._tasks[request_id]
                 self._ended[request_id] = bad

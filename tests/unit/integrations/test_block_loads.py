@@ -125,6 +125,30 @@ async def test_a_request_is_loaded_once_at_a_time() -> None:
 
 
 @virtual
+async def test_a_load_that_follows_at_once_is_not_taken_for_ended() -> None:
+    loop, again = asyncio.get_running_loop(), FakeCache()
+    again.more.clear()
+    begun: list[asyncio.Task[None]] = []
+
+    def step() -> None:
+        assert told(loads) == (set(), {"a"})
+        begun.append(loads.start("a", cast(kvcs.Cache, again), [6]))
+
+    def store(block_id: int, tensors: Any) -> None:
+        if (block_id, tensors.index) == (5, 1):  # the last one: the load ends in this step
+            loop.call_soon(step)
+
+    loads = BlockLoads(store)
+    first = loads.start("a", cast(kvcs.Cache, FakeCache()), [5])
+    await first
+    [second] = begun
+    assert told(loads) == (set(), set())
+    again.more.set()
+    await second
+    assert told(loads) == (set(), {"a"})
+
+
+@virtual
 async def test_two_requests_that_share_blocks_are_both_told() -> None:
     loads = BlockLoads(Memory().store)
     for name in ("a", "b"):

@@ -276,7 +276,7 @@ class LastMeans:
                 ):
                     if stored.block in still and self._take(track, layer, stored):
                         del still[stored.block]
-        except (SourceFailed, PublicationError, ObjectError) as exc:
+        except KvcsError as exc:  # whichever of ours a source raises: other layers may be there
             failure = exc
         if still:
             left[layer, track] = list(still)

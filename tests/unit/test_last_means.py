@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+import kvcs
 from kvcs.fallback.source import BlockSource, StoredBlock
 from kvcs.kv import Component, DataTrack, parse_manifest
 from kvcs.kv.tracks import PublicationNamespace
@@ -53,6 +55,7 @@ class Shelf:
     ) -> AsyncIterator[StoredBlock]:
         assert list(block_keys) == [PREFIX.block_keys[block] for block in blocks]
         for block in blocks:
+            await asyncio.sleep(0)  # the layers take turns
             self.asked.append((namespace, layer, block))
             if self.has(namespace, layer, block):
                 yield StoredBlock(block, TOY.objects[track, Location(layer, block)], b"")
@@ -97,8 +100,21 @@ async def test_a_twin_is_asked_for_what_still_lacks_alone() -> None:
     assert sorted(shelf.asked[:12]) == [
         (OURS, layer, block) for layer in range(4) for block in range(3)
     ]
-    assert shelf.asked[12:] == [(TWINS[0], 1, 2), (TWINS[0], 3, 0), (TWINS[1], 3, 0)]
+    assert sorted(shelf.asked[12:]) == [(TWINS[0], 1, 2), (TWINS[0], 3, 0), (TWINS[1], 3, 0)]
     assert means.fetched == 12
+
+
+async def test_an_error_of_one_layer_keeps_nobody_from_the_rest() -> None:
+    def has(namespace: PublicationNamespace, layer: int, block: int) -> bool:
+        if (namespace, layer, block) == (OURS, 0, 1):
+            raise kvcs.FileError("a disk failed")
+        return True
+
+    shelf = Shelf(has)
+    means, ledger = means_of(shelf)
+    assert await means.fetch(lacking(ledger)) is None
+    assert shelf.asked[11:] == [(TWINS[0], 0, 1), (TWINS[0], 0, 2)]
+    assert not lacking(ledger)
 
 
 @pytest.mark.parametrize("layer", [0, 3])

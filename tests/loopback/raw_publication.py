@@ -129,12 +129,15 @@ class RawPublication:
     def end(self, *, everywhere: bool = True) -> None:
         """End of Track and PUBLISH_DONE, on live tracks alone or on the stored ones, too."""
         for track in (*self.live.values(), *(self.stored.values() if everywhere else ())):
-            header = ObjectHeader(
-                self.toy.descriptor.layers, 0, 0, 127, ObjectStatus.END_OF_TRACK, b"", 0
-            )
-            track.publish(header, (), self.now, end_of_group=True)
-            track.finish_subgroup(header.group_id, 0)
+            self.end_of_track(track)
             track.end()
+
+    def end_of_track(self, track: Track) -> None:
+        """End of Track on one track."""
+        layers = self.toy.descriptor.layers
+        header = ObjectHeader(layers, 0, 0, 127, ObjectStatus.END_OF_TRACK, b"", 0)
+        track.publish(header, (), self.now, end_of_group=True)
+        track.finish_subgroup(header.group_id, 0)
 
     def abort(self, reason: str) -> None:
         """PUBLISH_DONE INTERNAL_ERROR on every track."""

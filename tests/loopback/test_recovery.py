@@ -12,10 +12,11 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
-from tests.builders import same, toy_publication
+from tests.builders import QUICK, same, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.raw_publication import K0, V0, RawPublication, damaged, relabelled
-from tests.loopback.retrieving import ALL, opened, spoiled
+from tests.loopback.retrieving import ALL, opened, opened_on_virtual_time, spoiled
+from tests.virtual import virtual
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -185,6 +186,30 @@ async def test_a_group_that_never_comes_is_fetched_at_the_end(files: PemFiles) -
                 if (name, layer) != (V0, 1):
                     raw.group(raw.live[name], name, layer)
         raw.end()
+        raw.manifest()
+        await it.all_layers()
+        assert it.fetched == [("v.raw.s0", LocationFilter.absolute_range(1, 0, 1, 2))]
+
+
+@pytest.mark.parametrize("sign", ["End of Track", "PUBLISH_DONE"])
+@virtual
+async def test_either_sign_alone_tells_the_end_of_a_track(sign: str) -> None:
+    raw = RawPublication(toy_publication())
+    raw.manifest(layers=0)
+    async with opened_on_virtual_time(raw, QUICK) as it:
+        await it.follow()
+        for layer in ALL:
+            for name in (K0, V0):
+                raw.group(raw.stored[name], name, layer)
+                if (name, layer) != (V0, 1):
+                    raw.group(raw.live[name], name, layer)
+        for track in raw.live.values():
+            if sign == "PUBLISH_DONE":
+                track.end()
+            else:
+                raw.end_of_track(track)
+        # No manifest says so: that all has ended shows that the group will not come.
+        await it.wire.until(lambda: it.fetched != [])
         raw.manifest()
         await it.all_layers()
         assert it.fetched == [("v.raw.s0", LocationFilter.absolute_range(1, 0, 1, 2))]

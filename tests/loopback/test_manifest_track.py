@@ -13,13 +13,14 @@ import kvcs
 from kvcs.kv import MANIFEST, ManifestLimits, parse_manifest
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
-from kvcs.moqt.errors import PublishDoneCode
+from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import Parameters
+from kvcs.quic.connection import Connection, PeerRequest
 from tests.builders import QUICK, put, same, toy_descriptor, toy_prefix, toy_publication
 from tests.certificates import PemFiles
-from tests.loopback.kv_fixtures import Tape, Wire, joined, serving, subscribe
+from tests.loopback.kv_fixtures import Tape, Wire, accepting, joined, serving, subscribe
 from tests.loopback.raw_publication import K0, MANIFEST_COSE, V0, RawPublication
 from tests.loopback.retrieving import meeting
 from tests.virtual import virtual
@@ -162,6 +163,37 @@ async def test_a_manifest_that_does_not_fit_is_refused_in_words(
             ):
                 raise AssertionError("it was opened")
         assert wire.tracks("subscribe") == ["manifest.cose", "manifest"]
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.UNAUTHORIZED, RequestCode.INTERNAL_ERROR, RequestCode.NOT_SUPPORTED]
+)
+async def test_who_does_not_say_that_there_is_no_signed_manifest_is_asked_for_no_other(
+    files: PemFiles, code: RequestCode
+) -> None:
+    raw, wire = RawPublication(toy_publication()), Wire()
+    raw.layers(0, 1, 2, 3)
+    raw.end()
+    raw.manifest()
+
+    def answer(connection: Connection, request: PeerRequest) -> bool:
+        if isinstance(request, events.SubscribeReceived):
+            if request.full_track_name.name == MANIFEST_COSE:
+                responder = connection.core.responder
+                responder.refuse(request.request_id, kvcs.RequestError("not this one", code))
+                return True
+        return raw.answer(connection, request)
+
+    named = kvcs.PublicationNamespace.parse(raw.namespace)
+    async with serving(files, observer=accepting(answer)) as server:
+        async with joined(server, files, wire) as client:
+            with pytest.raises(kvcs.RequestError) as caught:
+                async with kvcs.Subscriber(client, settings=QUICK).open(
+                    toy_prefix(), publication=named
+                ):
+                    raise AssertionError("it was opened")
+    assert caught.value.code == code
+    assert set(wire.tracks("subscribe")) == {"manifest.cose"}
 
 
 async def test_octets_that_are_no_json_are_refused(files: PemFiles) -> None:

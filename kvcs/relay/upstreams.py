@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import zip_longest
 
 from kvcs.access.permits import Place
 from kvcs.errors import UsageError
@@ -32,9 +33,6 @@ RELAY_OPTION = 0x4B564353
 RELAY_ID_OCTETS = 16
 """Octets of a relay's name; others are not taken for one."""
 
-MAX_PREFIXES = 4096
-"""Prefixes that are asked of one upstream at a time; narrower ones are not asked beyond it."""
-
 TRIES = 8
 """Times in a row that a prefix is asked of an upstream that refuses or ends it for the moment."""
 
@@ -51,6 +49,11 @@ class Kind(Enum):
 
     NAMESPACES = auto()
     TRACKS = auto()
+
+
+MAX_PREFIXES = {Kind.NAMESPACES: 320, Kind.TRACKS: 64}
+"""Prefixes that are asked of one upstream at a time. Each takes a request stream as long as it is
+wanted, an upstream allows some 512, and the Tracks that are followed there need theirs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +238,21 @@ class Upstreams:
         for prefix in sorted(prefixes):  # a wider one comes directly before what it covers
             if not widest or not is_prefix(widest[-1], prefix):
                 widest.append(prefix)
-        return widest[:MAX_PREFIXES]
+        most = MAX_PREFIXES[kind]
+        return widest if len(widest) <= most else self._in_turns(key, kind, widest)[:most]
+
+    def _in_turns(self, key: int, kind: Kind, widest: list[TrackNamespace]) -> list[TrackNamespace]:
+        """The same, one of each session that wants some at a time: whoever wants many does not keep
+        what others want from being asked."""
+        known = frozenset(widest)
+        wanted: dict[int, dict[TrackNamespace, None]] = {}
+        for place, prefix in self._wanted[kind].items():
+            if self.from_elsewhere(key, [place.session]):
+                heads = (prefix[:fields] for fields in range(len(prefix) + 1))
+                head = next(head for head in heads if head in known)
+                wanted.setdefault(place.session, {})[head] = None
+        turns = zip_longest(*wanted.values())
+        return list(dict.fromkeys(one for turn in turns for one in turn if one is not None))
 
     def _ask_for(self, key: int, session: Session, kind: Kind, now: float) -> None:
         asked = self._asked.setdefault((key, kind), {})

@@ -12,7 +12,7 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import ParameterType
 from kvcs.relay.settings import RelayLimits
-from kvcs.relay.upstreams import TRIES
+from kvcs.relay.upstreams import MAX_PREFIXES, TRIES, Kind
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, put_group
@@ -232,6 +232,21 @@ def test_namespaces_of_upstreams_are_named_on_demand_and_asked_once() -> None:
     for consumer in consumers:
         assert withdrawn(consumer) == [PUBLICATION[2:]]
     assert withdrawn(narrow) == [PUBLICATION[4:]]
+
+
+def test_whoever_wants_many_prefixes_leaves_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MAX_PREFIXES, Kind.NAMESPACES, 3)
+    upper, lower = chain()
+    PublisherPeer(upper)
+    greedy, consumer = ConsumerPeer(lower), ConsumerPeer(lower)
+    for number in range(5):
+        subscribe_namespace(greedy, (b"!", bytes([number])))
+    subscribe_namespace(consumer)
+    assert named(consumer) == [PUBLICATION[2:]]
+    asked = [request for request in upper.spokes[0].relay.core.requests.all() if not request.ours]
+    assert len(asked) == 3
 
 
 def test_a_wider_prefix_takes_over_without_a_gap() -> None:

@@ -131,6 +131,20 @@ def test_a_subscription_that_is_owed_more_octets_than_allowed_ends_at_the_next_l
     assert owed.lag_octets == 0
 
 
+def test_who_has_taken_all_is_owed_nothing() -> None:
+    hub, track = served()
+    peer = ConsumerPeer(hub)
+    peer.subscribe(fill=None)
+    stop(peer)
+    put(track, 0, 0, octets=600)
+    hub.advance(MARGIN)
+    owed = hub.core.peer(peer.spoke.key)
+    assert owed is not None and owed.lag_octets == 600
+    go_on(peer)
+    hub.advance(backlogs.IDLE_SECONDS)
+    assert owed.lag_octets == 0
+
+
 def test_octets_that_have_not_come_here_yet_are_owed_to_nobody() -> None:
     hub = Hub(RelayLimits(max_lag_octets=1000))
     origin = PublisherPeer(hub)

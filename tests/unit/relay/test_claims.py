@@ -241,6 +241,23 @@ def test_what_two_have_published_while_they_were_paused_is_delivered() -> None:
     assert hub.core.stats.largest_not_there == 0
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_one_has_published_while_both_were_paused_comes_from_it(ahead: int) -> None:
+    """The other one, that would have brought it some day, is lost."""
+    hub = Hub(RelayLimits(upstream_linger=1.0))
+    both = paused(hub)
+    put_group(both[ahead][1], 1, 3)
+    consumer = ConsumerPeer(hub)
+    request_id = consumer.subscribe()
+    hub.advance(3.0)
+    both[1 - ahead][0].vanish()
+    put_group(both[ahead][1], 2, 3)
+    hub.advance(3.0)
+    assert consumer.done(request_id) is None
+    assert sorted(consumer.locations(request_id)) == locations(range(3))
+    assert hub.core.stats.largest_not_there == 0
+
+
 def test_one_that_is_paused_again_while_it_is_asked_stays_so() -> None:
     hub = Hub(RelayLimits(upstream_linger=0.2))
     (pusher, track), (other, _) = paused(hub)

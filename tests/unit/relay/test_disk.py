@@ -296,6 +296,14 @@ async def test_what_is_forgotten_while_it_is_being_written_does_not_come_back(
         assert stats.disk_groups == len(files(tmp_path)) == 1
 
 
+async def test_what_is_being_written_is_not_written_twice(tmp_path: Path) -> None:
+    async with shelf(tmp_path, octets=MIB) as (disk, stats):
+        disk.put(shelved(0))
+        disk.put(shelved(0))
+        await disk.settled()
+        assert (stats.disk_written, stats.disk_skipped, len(files(tmp_path))) == (1, 1, 1)
+
+
 async def test_a_group_that_never_fits_takes_the_place_of_none(tmp_path: Path) -> None:
     async with shelf(tmp_path, octets=16 * 1024) as (disk, stats):
         disk.put(shelved(0))

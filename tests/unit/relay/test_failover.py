@@ -19,7 +19,7 @@ from kvcs.moqt.store import Track
 from kvcs.moqt.stored import DuplicateObject, StoredObject
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.relay.settings import RelayLimits
-from kvcs.testing.actors import ConsumerPeer, PublisherPeer
+from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, payload, put_group
 from tests.unit.relay.chains import OBJECTS, A, B, C, locations
@@ -248,6 +248,42 @@ def test_upstreams_that_accept_and_end_in_turns_do_not_keep_it_busy() -> None:
     ended = world.consumer.done(request)
     assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
     assert world.lower.core.stats.upstream_subscriptions == 2
+
+
+def test_what_is_held_for_the_next_upstream_is_held_for_a_while() -> None:
+    world = World()
+    world.consumer.subscribe()
+    for streaming in world.streaming:
+        streaming.open(0)
+        streaming.begin(0, 0)
+        streaming.complete(0, 0)
+    world.lower.run()
+    world.lose()
+    for streaming in world.streaming:
+        streaming.finish(0)
+    world.lower.run()
+    entry = world.lower.core.cache.get(full_name())
+    assert entry is not None and world.stats == (1, 0)
+    assert entry.track.groups[0].arriving == 1  # streams may yet go on
+    world.lower.advance(RelayLimits().upstream_wait + 1.0)
+    assert entry.track.groups[0].arriving == 0
+
+
+def test_a_relay_that_has_it_from_here_is_not_asked_instead() -> None:
+    """It would wait for this one, which would wait for it."""
+    above, here, below = Hub(relay_id=A), Hub(relay_id=B), Hub(relay_id=C)
+    lost = here.link(above)
+    put_group(PublisherPeer(above).track(), 0, OBJECTS)
+    here.link(below, 1)
+    below.link(here)
+    consumer = ConsumerPeer(below)
+    request = consumer.subscribe()
+    assert consumer.locations(request) == locations(range(1))
+    above.disconnect(lost)
+    here.advance(1.0)
+    ended = consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
+    assert here.core.stats.upstream_subscriptions == 1
 
 
 def test_nobody_is_asked_where_nobody_follows() -> None:

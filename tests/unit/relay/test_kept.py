@@ -119,6 +119,22 @@ async def test_it_is_named_for_its_cache_duration(tmp_path: Path) -> None:
         assert named(consumer) == []
 
 
+async def test_a_clock_that_is_put_back_lets_it_be_named_for_longer(tmp_path: Path) -> None:
+    wall = 1_000_000.0
+    await carry(tmp_path, DATA, MANIFEST, duration_ms=60_000, clock=lambda: wall)
+    hub = Hub()
+    back = 0.0
+    async with keeping(tmp_path, hub, lambda: wall + 30 + hub.now - back):
+        consumer = ConsumerPeer(hub)
+        subscribe_namespace(consumer)
+        hub.advance(5.0)
+        back = 20.0
+        hub.advance(30.0)
+        assert named(consumer) == [PUBLICATION[2:]] and not withdrawn(consumer)
+        hub.advance(20.0)
+        assert withdrawn(consumer) == [PUBLICATION[2:]]
+
+
 async def test_a_producer_that_is_back_and_goes_changes_nothing(tmp_path: Path) -> None:
     await carry(tmp_path, DATA, MANIFEST)
     async with keeping(tmp_path) as hub:

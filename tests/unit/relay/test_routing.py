@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcs.errors import RequestError
+from kvcs.errors import Redirected, RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter, LocationFilterType
@@ -96,6 +96,18 @@ def test_a_refusal_of_every_upstream_is_passed_on() -> None:
     assert (refusal.error_code, refusal.retry_interval) == (RequestCode.EXCESSIVE_LOAD, 701)
     assert consumer.refused(request_id) is not None
     assert [len(publisher.subscribes) for publisher in publishers] == [1, 1]
+
+
+def test_a_redirect_of_upstream_is_not_passed_on() -> None:
+    """It is for this relay, and nobody below may follow it."""
+    hub = Hub()
+    publisher = PublisherPeer(hub)
+    publisher.refusal = Redirected("there", "", PUBLICATION, b"v.raw.s0")
+    consumer = ConsumerPeer(hub)
+    for request_id in (consumer.subscribe(), consumer.fetch()):
+        assert consumer.refused(request_id) == RequestCode.DOES_NOT_EXIST
+    assert all(refused.error.redirect is None for refused in consumer.end.of(events.RequestRefused))
+    assert publisher.subscribes
 
 
 def test_one_refusal_of_two_upstreams_does_no_harm() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvcs
+from kvcs.access.guard import ISSUERS_INTERVAL
 from kvcs.errors import ConnectionClosed, FileError, RequestError, UsageError
 from kvcs.keyfiles import save_key_ring
 from kvcs.moqt import events
@@ -406,9 +407,12 @@ def test_issuers_are_rotated_while_it_listens(simulated: Any) -> None:
             async with world.peer(token()) as (connection, seen):
                 await connection.reply(ask(connection, "subscribe", publication.namespace))
                 save_key_ring(world.ring, KeyRing([OTHER.public], use=KeyUse.TOKEN))
+                loop = asyncio.get_running_loop()
+                began = loop.time()
                 await seen.until(
                     lambda: seen.of(events.SubscriptionEnded)
                 )  # seen without being told
+                assert loop.time() - began < ISSUERS_INTERVAL + 1.0  # the token has longer
             world.ring.write_bytes(b"junk")
             with pytest.raises(FileError):
                 world.server.reload_issuers()

@@ -87,6 +87,25 @@ def test_an_announcement_ends_with_its_token_and_so_does_what_came_of_it() -> No
     assert cancelled, "the relay has left the publisher's track"
 
 
+@pytest.mark.parametrize("how", ["PUBLISH", "PUBLISH_NAMESPACE"])
+def test_an_announcement_that_ends_leaves_what_another_token_allows(how: str) -> None:
+    hub = Guarded()
+    origin = publisher(hub, token(lifetime=60))
+    track, requester = origin.track(), origin.end.core.requester
+    if how == "PUBLISH":
+        requester.publish(track, shown(token(lifetime=600)))
+    else:
+        requester.publish_namespace(PUBLICATION, shown(token(lifetime=600)))
+    hub.run()
+    peer = consumer(hub, token(lifetime=600))
+    request_id = peer.subscribe()
+    hub.advance(61)
+    assert hub.core.stats.permits_ended == 1
+    put_group(track, 0, 1)
+    hub.run()
+    assert len(peer.locations(request_id)) == 1 and peer.done(request_id) is None
+
+
 def test_a_fetch_that_waits_ends_with_its_token() -> None:
     hub = Guarded()
     origin = publisher(hub, token())

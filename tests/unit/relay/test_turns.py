@@ -6,6 +6,7 @@ import pytest
 
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
+from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.turns import Turns
@@ -85,6 +86,31 @@ def test_fetches_of_one_peer_leave_turns_for_those_of_others() -> None:
     for peer in (greedy, beside):
         peer.fetch(chosen=far(101))
     assert len(stalled.peer.fetches) == 4
+
+
+def test_what_waits_for_its_turn_goes_on_elsewhere_when_the_session_is_lost() -> None:
+    hub = Hub(RelayLimits(max_upstream_fetches=1, max_caused_fetches_per_session=1))
+    silent, other = PublisherPeer(hub), PublisherPeer(hub)
+    for peer in (silent, other):
+        for name in names(2):
+            track = peer.track(name)
+            for group in range(2):
+                put(track, group, 0)
+    reader = ConsumerPeer(hub)
+    for name in names(2):
+        reader.subscribe(name, fill=None)
+    hub.advance(2.0)
+    before_that = len(silent.fetches), len(other.fetches)
+
+    def before(event: events.Event) -> None:
+        silent.silent = isinstance(event, events.FetchReceived)
+
+    silent.before_answer = before
+    asked = [reader.fetch(name, LocationFilter.absolute_range(0, 0, 0, 0)) for name in names(2)]
+    assert (len(silent.fetches) - before_that[0], len(other.fetches) - before_that[1]) == (1, 0)
+    silent.vanish()
+    assert [len(reader.locations(each)) for each in asked] == [1, 1]
+    assert len(other.fetches) - before_that[1] == 2
 
 
 @pytest.mark.parametrize("above", [False, True])

@@ -250,6 +250,28 @@ def test_upstreams_that_accept_and_end_in_turns_do_not_keep_it_busy() -> None:
     assert world.lower.core.stats.upstream_subscriptions == 2
 
 
+def test_a_subgroup_whose_rest_comes_by_fill_ends_as_it_did_there() -> None:
+    """Its last Object is known by then: that is no invented FIN (§7)."""
+    world = World()
+    request = world.consumer.subscribe()
+    for streaming in world.streaming:
+        streaming.open(0)
+        streaming.begin(0, 0)
+        streaming.complete(0, 0)
+    world.lower.run()
+    ahead = world.streaming[1]
+    ahead.begin(0, 1)
+    ahead.complete(0, 1)
+    ahead.finish(0)
+    put_group(world.tracks[1], 1, OBJECTS)
+    world.lower.run()
+    world.lose()
+    first, *others = world.consumer.locations(request)
+    assert first == Location(0, 0)
+    assert sorted(others) == [Location(0, 1), *locations(range(1, 2))]
+    assert world.consumer.stream_ends(request) == [None, None]
+
+
 def test_what_is_held_for_the_next_upstream_is_held_for_a_while() -> None:
     world = World()
     world.consumer.subscribe()

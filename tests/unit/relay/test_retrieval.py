@@ -262,6 +262,20 @@ def test_a_fetch_refused_for_load_is_repeated_after_its_interval() -> None:
     assert len(scene.publisher.fetches) == 2
 
 
+def test_what_was_got_for_a_reader_may_leave_once_it_has_passed_it() -> None:
+    hub = Hub()
+    track = PublisherPeer(hub).track()
+    for group in range(3):
+        put_group(track, group, 2)
+    reader = ConsumerPeer(hub)
+    request_id = reader.fetch(chosen=LocationFilter.absolute_range(0, 0, 2, 9))
+    entry = hub.core.cache.get(full_name())
+    assert entry is not None
+    assert len(reader.locations(request_id)) == 6
+    hub.core._let_go()  # as where room is needed
+    assert [entry.track.groups[group].wanted for group in range(3)] == [0, 0, 0]
+
+
 def test_fetches_of_ours_on_one_session_take_turns() -> None:
     hub = Hub(RelayLimits(max_upstream_fetches=2))
     publisher = PublisherPeer(hub)

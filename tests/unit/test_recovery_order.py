@@ -11,7 +11,7 @@ from kvcs.errors import MissingBlocks
 from kvcs.kv import Component
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import EVERYTHING
-from kvcs.moqt.names import FullTrackName
+from kvcs.moqt.names import FullTrackName, GroupOrder
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.recovery import MAX_FETCHES, Recovery
 from tests.builders import QUICK
@@ -29,10 +29,13 @@ class Asked:
     def __init__(self) -> None:
         self.order: list[tuple[int, int]] = []
         """Layer and segment of each request."""
+        self.group_orders: set[object] = set()
+        """In which order each request wants its layers."""
         self.everything = asyncio.Event()
         self.core = SimpleNamespace(requester=SimpleNamespace(fetch=self.fetched))
 
     def fetched(self, name: FullTrackName, parameters: Parameters) -> int:
+        self.group_orders.add(parameters.get(ParameterType.GROUP_ORDER))
         where = cast(LocationFilter, parameters.get(ParameterType.LOCATION_FILTER))
         self.order.append((where.start_group, int(name.name[-1:])))
         if len(self.order) == len(LAYER_MAJOR):
@@ -79,6 +82,7 @@ async def test_sessions_are_asked_for_early_layers_of_every_segment_first() -> N
     recovery.stop()
     assert [layer for layer, _ in asked.order] == [layer for layer, _ in LAYER_MAJOR]
     assert sorted(asked.order) == LAYER_MAJOR
+    assert asked.group_orders == {GroupOrder.ASCENDING}
 
 
 async def test_other_places_are_asked_for_early_layers_of_every_segment_first() -> None:

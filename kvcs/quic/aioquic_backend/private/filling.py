@@ -11,6 +11,10 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.flights import (
+    FIN,
+    LENGTH,
+    OFFSET,
+    STREAM,
     TAG_OCTETS,
     Flight,
     SentFrame,
@@ -25,9 +29,6 @@ TURN_OCTETS: Final = 16 * 1024
 
 SHORT_HEADER_OCTETS: Final = 3
 """First octet and packet number of a short header, beside the connection ID."""
-
-STREAM, OFFSET, LENGTH, FIN = 0x08, 0x04, 0x02, 0x01
-"""Type of a STREAM frame, and the bits that say what it has (RFC 9000 §19.8)."""
 
 LENGTH_OCTETS: Final = 2
 

@@ -18,6 +18,9 @@ from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.sending import Octets
 
+STREAM, OFFSET, LENGTH, FIN = 0x08, 0x04, 0x02, 0x01
+"""Type of a STREAM frame, and the bits that say what it has (RFC 9000 §19.8)."""
+
 SAMPLE_OCTETS: Final = 16
 """What header protection is computed from (RFC 9001 §5.4.2)."""
 

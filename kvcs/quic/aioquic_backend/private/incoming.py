@@ -26,9 +26,13 @@ from aioquic.tls import Epoch
 from cryptography.exceptions import InvalidTag
 
 from kvcs.quic.aioquic_backend.private.flights import (
+    FIN,
+    LENGTH,
     NONCE_OCTETS,
+    OFFSET,
     SAMPLE_OCTETS,
     SHORT_HEADER_BITS,
+    STREAM,
 )
 from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
 
@@ -38,10 +42,8 @@ LONGEST_NUMBER: Final = 4
 LONG_HEADER, FIXED_BIT, SPIN_BIT, RESERVED_BITS, PHASE_SHIFT = 0x80, 0x40, 0x20, 0x18, 2
 """A short header's first octet (RFC 9000 §17.3.1)."""
 
-STREAM: Final = 0x08
 STREAM_MASK: Final = 0xF8
-OFFSET, LENGTH, FIN = 0x04, 0x02, 0x01
-"""A STREAM frame's type (RFC 9000 §19.8)."""
+"""Bits of a frame's type that say whether it is a STREAM frame (RFC 9000 §19.8)."""
 
 LONGEST_HEAD: Final = 1 + 3 * 8
 """Octets of a STREAM frame before its data, at most; a shorter payload is left to the library."""

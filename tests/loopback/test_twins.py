@@ -12,7 +12,7 @@ from kvcs.kv import Manifest, ManifestWriter, parse_manifest
 from kvcs.kv.tracks import DataTrack, PublicationNamespace
 from kvcs.quic.endpoint import Server
 from kvcs.subscriber.authenticity import Authenticity
-from kvcs.subscriber.others import Others, are_twins, twins
+from kvcs.subscriber.others import Others, are_twins, same_segment, twins
 from tests.builders import BRIEF, QUICK, Toy, put, same, toy_descriptor, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.http_fixtures import save
@@ -113,6 +113,14 @@ def test_segments_have_to_be_the_same() -> None:
     assert not are_twins(first, second)
     assert not are_twins(second, first)
     assert not are_twins(first, parse_manifest(said(one, False)))
+
+
+def test_a_segment_that_is_still_produced_stands_for_none() -> None:
+    toy = toy_publication()
+    whole, part = (parse_manifest(toy.writer([layers]).to_json_bytes()) for layers in (4, 3))
+    assert same_segment(part, whole, 0)
+    assert not same_segment(whole, part, 0)
+    assert not same_segment(whole, whole, 1)
 
 
 async def test_a_twin_that_goes_on_otherwise_is_none_any_more(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from kvcs.moqt.settings import SessionSettings
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.endpoint import RELAY_PORT
 from kvcs.relay.server import MAX_SESSIONS, Relay, RelaySettings
-from kvcs.relay.settings import MIB, RelayLimits
+from kvcs.relay.settings import MIB, REQUEST_STREAMS, RelayLimits
 from kvcs.relay.stats import RelayStats
 
 
@@ -155,7 +155,7 @@ def register(app: typer.Typer) -> None:
             Limits(
                 relay=RelayLimits(cache_octets=cache_mib * MIB),
                 session=SessionSettings(),
-                quic=QuicSettings(datagram_size=datagram_size),
+                quic=QuicSettings(datagram_size=datagram_size, bidi_streams=REQUEST_STREAMS),
                 max_sessions=MAX_SESSIONS,
             ),
         )

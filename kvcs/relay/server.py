@@ -28,7 +28,7 @@ from kvcs.quic.tokens import TokenSource
 from kvcs.quic.transport import TransportStats
 from kvcs.relay.core import RelayCore
 from kvcs.relay.disk import Disk
-from kvcs.relay.settings import GIB, RelayLimits
+from kvcs.relay.settings import GIB, REQUEST_STREAMS, RelayLimits
 from kvcs.relay.stats import MAX_SCOPES_SHOWN, Fact, PeerStats, RelayStats, RelayStatus
 from kvcs.relay.uplinks import NoOrigin, Uplink
 from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
@@ -133,7 +133,7 @@ class RelaySettings:
     session: SessionSettings = field(default_factory=SessionSettings)
     """Limits of every session."""
 
-    quic: QuicSettings = field(default_factory=QuicSettings)
+    quic: QuicSettings = field(default_factory=partial(QuicSettings, bidi_streams=REQUEST_STREAMS))
     """Settings of the transport; `max_sessions` replaces its max_connections."""
 
     def __post_init__(self) -> None:

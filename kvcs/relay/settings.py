@@ -9,6 +9,11 @@ from kvcs.errors import UsageError
 MIB = 2**20
 GIB = 2**30
 
+REQUEST_STREAMS = 4096
+"""Request streams that one peer of a relay may have open, unless its settings say otherwise: as
+many as a session takes requests. A relay below asks for all of its sessions on one connection, so
+what one of them may cause is to be a part of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:

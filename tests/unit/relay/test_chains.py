@@ -11,6 +11,8 @@ from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import ParameterType
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.relay.server import RelaySettings
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.upstreams import MAX_PREFIXES, TRIES, Kind
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
@@ -247,6 +249,14 @@ def test_whoever_wants_many_prefixes_leaves_room_for_those_of_others(
     assert named(consumer) == [PUBLICATION[2:]]
     asked = [request for request in upper.spokes[0].relay.core.requests.all() if not request.ours]
     assert len(asked) == 3
+
+
+def test_what_one_session_may_cause_is_a_part_of_the_request_streams_upstream() -> None:
+    upstream = RelaySettings(cert="cert.pem", key="key.pem", allow_anyone=True)
+    prefixes = sum(MAX_PREFIXES.values())
+    assert upstream.quic.bidi_streams > 2 * upstream.limits.max_caused_per_session + prefixes
+    # Of upstreams that allow fewer streams, prefixes leave some for the Tracks.
+    assert prefixes < QuicSettings().bidi_streams
 
 
 def test_a_wider_prefix_takes_over_without_a_gap() -> None:

@@ -35,9 +35,9 @@ class Bridge:
         """Objects of which a part is there and whose stream is gone."""
         self._waiting: list[tuple[Subgroup, StoredObject, StoredObject | None]] = []
         """What came live, and what preceded it on its stream."""
-        self._ends: list[tuple[Subgroup, int | None, int | None]] = []
+        self._ends: dict[Subgroup, tuple[int | None, int | None]] = {}
         """Subgroups whose streams have ended: the last Object ID of the Group after FIN, if that is
-        known; or the code of a reset."""
+        known; or the code of a reset. However often it is reset, and FIN of one of them counts."""
 
     # Beginning
 
@@ -116,7 +116,10 @@ class Bridge:
         self, subgroup: Subgroup, *, final: int | None = None, code: int | None = None
     ) -> None:
         """The last stream of a Subgroup has ended: with FIN, or with a reset ``code``."""
-        self._ends.append((subgroup, final, code))
+        known, reset = self._ends.get(subgroup, (None, code))
+        if reset is None and code is not None:
+            return  # it is whole
+        self._ends[subgroup] = known if final is None else final, code
 
     # Ends
 
@@ -128,8 +131,8 @@ class Bridge:
         for subgroup, stored, before in sorted(waiting, key=_location):
             if not stored.live and track.get(stored.header.location) is stored:
                 self._deliver(subgroup, stored, before)
-        ends, self._ends = self._ends, []
-        for subgroup, final, code in ends:
+        ends, self._ends = self._ends, {}
+        for subgroup, (final, code) in ends.items():
             if subgroup.streams:
                 continue  # another stream brings it now
             if code is None:

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from kvcs.errors import RequestError
+from kvcs.moqt.bridge import Bridge
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.live import LiveStream
@@ -59,6 +60,9 @@ class Streaming:
 
     def finish(self, group: int, subgroup: int = 0) -> None:
         self._streams.pop((group, subgroup)).finish()
+
+    def reset(self, group: int, subgroup: int = 0) -> None:
+        self._streams.pop((group, subgroup)).reset(StreamCode.INTERNAL_ERROR)
 
     def _write(self, location: Location, part: slice) -> None:
         self._writers[location].write(memoryview(payload(location, OCTETS))[part])
@@ -270,6 +274,29 @@ def test_a_subgroup_whose_rest_comes_by_fill_ends_as_it_did_there() -> None:
     assert first == Location(0, 0)
     assert sorted(others) == [Location(0, 1), *locations(range(1, 2))]
     assert world.consumer.stream_ends(request) == [None, None]
+
+
+@pytest.mark.parametrize("fin_first", [True, False])
+def test_a_subgroup_that_one_stream_has_ended_is_whole_whatever_others_do(fin_first: bool) -> None:
+    """Both end while the source changes; nothing is kept for each of many streams."""
+    track = Track(full_name(), authoritative=False)
+    whole, cut = Streaming(track), [Streaming(track) for _ in range(5)]
+    for streaming in (whole, *cut):
+        streaming.open(0)
+        streaming.begin(0, 0)
+        streaming.complete(0, 0)
+    bridge = Bridge(track)
+    bridge.resume()
+    if fin_first:
+        whole.finish(0)
+    for streaming in cut:
+        streaming.reset(0)
+    if not fin_first:
+        whole.finish(0)
+    assert len(bridge._ends) == 1
+    bridge.settle()
+    subgroup = track.groups[0].subgroups[0]
+    assert subgroup.finished and subgroup.reset_code is None
 
 
 def test_what_is_held_for_the_next_upstream_is_held_for_a_while() -> None:

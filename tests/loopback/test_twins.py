@@ -8,7 +8,7 @@ import pytest
 
 import kvcs
 from kvcs.fallback import HttpServer, HttpSource
-from kvcs.kv import Manifest, ManifestWriter, parse_manifest
+from kvcs.kv import Component, Manifest, ManifestWriter, parse_manifest
 from kvcs.kv.tracks import DataTrack, PublicationNamespace
 from kvcs.quic.endpoint import Server
 from kvcs.subscriber.authenticity import Authenticity
@@ -113,6 +113,8 @@ def test_segments_have_to_be_the_same() -> None:
     assert not are_twins(first, second)
     assert not are_twins(second, first)
     assert not are_twins(first, parse_manifest(said(one, False)))
+    joint = toy_publication((3,), components=[Component.KV])  # the same blocks, in other tracks
+    assert not are_twins(first, parse_manifest(said(joint, True)))
 
 
 def test_a_segment_that_is_still_produced_stands_for_none() -> None:

@@ -30,7 +30,7 @@ from kvcs.relay.core import RelayCore
 from kvcs.relay.disk import Disk
 from kvcs.relay.settings import GIB, REQUEST_STREAMS, RelayLimits
 from kvcs.relay.stats import MAX_SCOPES_SHOWN, Fact, PeerStats, RelayStats, RelayStatus
-from kvcs.relay.uplinks import NoOrigin, Uplink
+from kvcs.relay.uplinks import NoOrigin, Uplink, upstream_quic
 from kvcs.relay.upstreams import RELAY_ID_OCTETS, RELAY_OPTION
 from kvcs.trust import KeyUse
 from kvcs.trust.tokens import CLOCK_SKEW, MAX_LIFETIME
@@ -416,7 +416,7 @@ class Relay:
                 client_cert=settings.client_cert,
                 client_key=settings.client_key,
                 session=session,
-                quic=settings.quic,
+                quic=upstream_quic(settings.quic),
                 observer=partial(self._observe, upstream=rank),
                 link=link,
                 origin=NoOrigin(),

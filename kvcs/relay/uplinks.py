@@ -8,6 +8,7 @@ from dataclasses import replace
 from kvcs.errors import KvcsError
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
+from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.link import Link, Opener
@@ -16,6 +17,10 @@ from kvcs.quic.reconnect import Reconnect
 from kvcs.relay.stats import UpstreamStats
 
 _log = get_logger("kvcs.relay")
+
+UPSTREAM_STREAMS = 4096
+"""Data streams that an upstream may have open, if the settings allow no more: a publisher that ends
+none of its own is to be a part of them, or what others publish would wait for it."""
 
 
 class NoOrigin(Origin):
@@ -116,3 +121,8 @@ class Uplink:
                 continue
             self._link = link
             return
+
+
+def upstream_quic(quic: QuicSettings) -> QuicSettings:
+    """Settings of the transport of sessions with upstreams: data streams for many publishers."""
+    return replace(quic, uni_streams=max(quic.uni_streams, UPSTREAM_STREAMS))

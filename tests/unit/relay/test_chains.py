@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvcs.access.permits import Place
@@ -14,6 +16,7 @@ from kvcs.moqt.parameters import ParameterType
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.relay.server import RelaySettings
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.uplinks import upstream_quic
 from kvcs.relay.upstreams import MAX_PREFIXES, TRIES, Kind
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
@@ -257,6 +260,14 @@ def test_what_one_session_may_cause_is_a_part_of_the_request_streams_upstream() 
     assert upstream.quic.bidi_streams > 2 * upstream.limits.max_caused_per_session + prefixes
     # Of upstreams that allow fewer streams, prefixes leave some for the Tracks.
     assert prefixes < QuicSettings().bidi_streams
+
+
+def test_what_one_publisher_leaves_open_is_a_part_of_the_data_streams_of_an_upstream() -> None:
+    listening = RelaySettings(cert="cert.pem", key="key.pem", allow_anyone=True).quic
+    asking = upstream_quic(listening)
+    assert asking.uni_streams >= 8 * listening.uni_streams
+    assert replace(asking, uni_streams=listening.uni_streams) == listening
+    assert upstream_quic(replace(listening, uni_streams=10_000)).uni_streams == 10_000
 
 
 def test_a_wider_prefix_takes_over_without_a_gap() -> None:

@@ -15,6 +15,7 @@ from kvcs.moqt.receiving import MAX_UNENDED_STREAMS
 from kvcs.moqt.settings import SessionSettings
 from kvcs.observe import logs
 from kvcs.relay.settings import RelayLimits
+from kvcs.relay.upstreams import MAX_PREFIXES, Kind
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text()
 SESSION, RELAY = PAGE.split("## A relay")
@@ -41,11 +42,18 @@ def test_settings_have_the_defaults_of_the_page(limit: Limit) -> None:
 def test_limits_of_a_relay_have_the_defaults_of_the_page() -> None:
     limits = RelayLimits()
     for name, text in RELAY_ROWS.items():
+        if name.isupper():
+            continue  # a constant
         found = re.match(r"(\d+)( MiB| GiB| s\b)?", text)
         assert found is not None, name
         number, unit = found.groups()
         assert getattr(limits, name) == int(number) * UNITS[(unit or "s").strip()], name
     assert f"8000, {limits.scope_request_burst} at once" in RELAY_ROWS["scope_requests_per_second"]
+
+
+def test_prefixes_that_an_upstream_is_asked_for_are_those_of_the_page() -> None:
+    most = f"{MAX_PREFIXES[Kind.NAMESPACES]} of namespaces, {MAX_PREFIXES[Kind.TRACKS]} of tracks"
+    assert RELAY_ROWS["MAX_PREFIXES"].startswith(most)
 
 
 def test_every_limit_of_a_relay_is_on_the_page_or_that_of_relays() -> None:

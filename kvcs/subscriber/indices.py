@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvcs.errors import FileError, UsageError
+from kvcs.fallback.source import SourceFailed
 from kvcs.fallback.web import HttpClient
 from kvcs.kv import Prefix
 from kvcs.kv.strict_json import kind, load
@@ -42,6 +43,9 @@ MAX_INDEX_FILES: Final = 1024
 
 MAX_FOLDER_OCTETS: Final = 256 * 2**20
 """Octets of these together."""
+
+MAX_ANSWER_SECONDS: Final = 60.0
+"""A server's whole answer takes no longer, though it is never silent for long."""
 
 SUFFIX: Final = ".json"
 """How the files of a folder end."""
@@ -239,8 +243,11 @@ class HttpIndex(HttpClient):
             ("anchor", prefix.block_keys[-1]),
         ):
             url = url.replace(f"{{{name}}}", octets.hex())
-        async with self:
-            document = await self.small(url, MAX_INDEX_OCTETS)
+        try:
+            async with asyncio.timeout(MAX_ANSWER_SECONDS), self:
+                document = await self.small(url, MAX_INDEX_OCTETS)
+        except TimeoutError as exc:
+            raise SourceFailed(f"{self.url}: no answer in {MAX_ANSWER_SECONDS:g} s") from exc
         return await asyncio.to_thread(look_up, document, prefix)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,3 +90,14 @@ async def test_an_index_that_fails_is_unknown_not_absent(files: PemFiles, token:
                 async with subscriber.open(toy_prefix(), wait=0):
                     pass
             assert not caught.value.absent
+
+
+async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drips(index: kvcs.HttpIndex, url: str, limit: int) -> bytes:
+        return bytes(await asyncio.get_running_loop().create_future())
+
+    monkeypatch.setattr(kvcs.HttpIndex, "small", drips)
+    monkeypatch.setattr("kvcs.subscriber.indices.MAX_ANSWER_SECONDS", 0.05)
+    async with asyncio.timeout(20):
+        with pytest.raises(SourceFailed, match=r"no answer in 0\.05 s"):
+            await kvcs.HttpIndex("http://127.0.0.1:1/index").find(toy_prefix())

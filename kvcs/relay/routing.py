@@ -75,7 +75,7 @@ class Routing:
 
         It is accepted when they have said what they have: who asks takes silence for nothing.
         Before that nothing is looked at, since nothing is counted; where it matches too much then,
-        it is refused.
+        or nothing, and an upstream had no room for the question, it is refused.
 
         Raises:
             RequestError: the session has too many of them.
@@ -88,6 +88,8 @@ class Routing:
                 return  # it is over
             try:
                 self._check_matches(self.namespaces.under(prefix))
+                if self._upstreams.is_left_out(place.session, prefix):
+                    self._check_known(prefix)
             except RequestError as exc:
                 self.cancelled(place, peer, later)
                 peer.core.responder.refuse(place.request_id, exc)
@@ -211,6 +213,12 @@ class Routing:
         for count, _ in enumerate(matches, 1):
             if count > self._hub.limits.max_namespace_matches:
                 raise RequestError("too much matches", RequestCode.NAMESPACE_TOO_LARGE)
+
+    def _check_known(self, prefix: TrackNamespace) -> None:
+        """Refuse what nobody could be asked for, unless something of it is known all the same."""
+        if next(iter(self.namespaces.under(prefix)), None) is None:
+            reason = "no room to ask upstream for the prefix"
+            raise RequestError(reason, RequestCode.EXCESSIVE_LOAD, RETRY_MS)
 
     def _name_all(self, place: Place, peer: Peer, prefix: TrackNamespace) -> None:
         for suffix in self.namespaces.subscribe(place, prefix):

@@ -67,6 +67,8 @@ class _Asked:
     """None while it is to be tried again."""
     answered: bool = False
     """Whether it was accepted or refused for good."""
+    given_up: bool = False
+    """Whether it could not be asked as often as it was tried."""
     tries: int = 0
     named: dict[TrackNamespace, None] = field(default_factory=dict)
     stale: set[TrackNamespace] = field(default_factory=set)
@@ -209,6 +211,22 @@ class Upstreams:
                 return False
         return True
 
+    def is_left_out(self, asker: int, prefix: TrackNamespace) -> bool:
+        """Whether an upstream could not be asked for a prefix: that it names nothing says nothing.
+
+        Args:
+            asker: session that wants to know; the relay at its other end does not count.
+            prefix: what is wanted.
+        """
+        for key in self._ranks:
+            if self._hub.session(key) is None or self._hub.is_leaving(key):
+                continue
+            if not self.from_elsewhere(asker, [key]):
+                continue
+            if all(one.given_up for one in self._covering(key, Kind.NAMESPACES, prefix)):
+                return True
+        return False
+
     # Asking
 
     def _refresh_soon(self) -> None:
@@ -309,7 +327,7 @@ class Upstreams:
             asked.request_id = None
         asked.tries += 1
         if asked.tries >= TRIES:
-            asked.answered = True
+            asked.answered = asked.given_up = True
             return
         pause = max(wait, PAUSE * 2**asked.tries)
         self._hub.at(now + pause, lambda later: self._send(asked, later))

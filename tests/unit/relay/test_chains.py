@@ -254,6 +254,25 @@ def test_whoever_wants_many_prefixes_leaves_room_for_those_of_others(
     assert len(asked) == 3
 
 
+def test_a_prefix_that_no_upstream_could_be_asked_for_is_refused_not_called_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MAX_PREFIXES, Kind.NAMESPACES, 2)
+    _, lower = chain()
+    consumer = ConsumerPeer(lower)
+    numbers = [subscribe_namespace(consumer, (b"!", bytes([each]))) for each in range(3)]
+    lower.advance(10.0)
+    assert [consumer.refused(number) for number in numbers] == [
+        None,
+        None,
+        RequestCode.EXCESSIVE_LOAD,
+    ]
+    # What is known here is named all the same.
+    PublisherPeer(lower)
+    here = subscribe_namespace(consumer)
+    assert consumer.accepted(here) is not None and named(consumer) == [PUBLICATION[2:]]
+
+
 def test_what_one_session_may_cause_is_a_part_of_the_request_streams_upstream() -> None:
     upstream = RelaySettings(cert="cert.pem", key="key.pem", allow_anyone=True)
     prefixes = sum(MAX_PREFIXES.values())

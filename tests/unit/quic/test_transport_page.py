@@ -15,6 +15,8 @@ from kvcs.quic.aioquic_backend.private.queue import SERVED
 from kvcs.quic.aioquic_backend.prober import MAX_FALLS, RAISE_INTERVAL
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
 from kvcs.quic.stream_wait import LONG_SECONDS
+from kvcs.relay.settings import REQUEST_STREAMS
+from kvcs.relay.uplinks import UPSTREAM_STREAMS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = " ".join((ROOT / "docs" / "transport.md").read_text().split())
@@ -42,6 +44,8 @@ def test_rows_have_the_defaults(name: str, number: str, unit: str) -> None:
         f"up to {udp.BATCH} datagrams are read in one wake-up",
         f"datagrams of up to {LARGEST_SEGMENT} octets",
         f"may always send {BURST_PACKETS} packets",
+        f"a relay's upstream {UPSTREAM_STREAMS:,}; more",
+        f"for requests, {REQUEST_STREAMS:,} at a relay",
         f"net.core.rmem_max={QuicSettings().socket_buffer}",
     ],
 )

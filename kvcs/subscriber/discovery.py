@@ -231,20 +231,44 @@ class Discovery:
         try:
             async with asyncio.timeout(self._settings.index_timeout):
                 found = list(await index.find(self._prefix))
-            for item in found[:MAX_NAMED]:
-                holding = item if isinstance(item, Holding) else None
-                _, named = parse_holder_uri(item if isinstance(item, str) else item.uri)
-                if named[:2] != (self._prefix.scope_id, self._prefix.compat_id):
-                    _log.warning("index_names_another_cache")
-                    continue
-                for session in self._sessions:
-                    self._candidates.named((session, named.fields), holding)
+            self._take(found)
         except Exception as exc:
             # Whatever an index of the caller's does, peers are asked all the same.
             _log.warning("index_failed", reason=described(exc))
             self._index_error = exc
         finally:
             self._changed.set()
+
+    def _take(self, found: Iterable[Holding | str]) -> None:
+        """Make what an index names candidates. What cannot be one says nothing about the others,
+        and nothing about the prefix either."""
+        taken = unusable = 0
+        for item in found:
+            if taken == MAX_NAMED:
+                break
+            try:
+                self._named(item)
+                taken += 1
+            except Exception as exc:
+                unusable += 1
+                self._index_error = exc
+        if self._index_error is not None:
+            reason = described(self._index_error)
+            _log.warning("index_items_unusable", items=unusable, reason=reason)
+
+    def _named(self, item: Holding | str) -> None:
+        """Make one publication that an index names a candidate on every session.
+
+        Raises:
+            UsageError: it is no holder URI; whatever else an item raises that is none of ours.
+        """
+        holding = item if isinstance(item, Holding) else None
+        _, named = parse_holder_uri(item if isinstance(item, str) else item.uri)
+        if named[:2] != (self._prefix.scope_id, self._prefix.compat_id):
+            _log.warning("index_names_another_cache")
+            return
+        for session in self._sessions:
+            self._candidates.named((session, named.fields), holding)
 
     def _follow(self, place: Place, holding: Holding | None) -> ManifestFollower:
         session, namespace = place

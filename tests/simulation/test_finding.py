@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 import kvcs
+from kvcs.subscriber.discovery import MAX_NAMED
 from tests.builders import same
 from tests.simulation.finding import SETTINGS, Field, asked_by, fill, play, prefix_of
 from tests.unit.kv.toy import toy_publication
@@ -198,6 +200,36 @@ def test_an_index_that_fails_or_lies_is_no_harm() -> None:
                     subscriber.open(SHARED) as cache,
                 ):
                     assert all([same(layer, LONG, 4) async for layer in cache])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "moqt://relay#kvcs:00", 7, None])
+def test_an_item_of_an_index_that_is_none_leaves_the_others(bad: Any) -> None:
+    async def scenario(field: Field) -> None:
+        theirs, ours = prefix_of(range(32)), prefix_of(range(12))
+        async with field.published(theirs, LONG) as made, field.session("consumer") as session:
+            good = kvcs.Holding(made.uri("moqt://relay"), 3, theirs.block_keys[3:])
+            # However many there are: what cannot be used takes nobody's place.
+            index = Directory(*[bad] * (MAX_NAMED + 1), good, bad)
+            subscriber = kvcs.Subscriber(session, settings=SETTINGS, index=index)
+            with capture_logs() as logs:
+                async with subscriber.open(ours, wait=0) as cache:
+                    assert all([same(layer, LONG, 3) async for layer in cache])
+            [told] = [line for line in logs if line["event"] == "index_items_unusable"]
+            assert told["items"] == MAX_NAMED + 2
+
+    play(scenario)
+
+
+def test_an_index_with_unusable_items_alone_is_unknown_not_absent() -> None:
+    async def scenario(field: Field) -> None:
+        async with field.session("consumer") as session:
+            subscriber = kvcs.Subscriber(session, settings=SETTINGS, index=Directory("nonsense"))
+            with pytest.raises(kvcs.PublicationNotFound, match="the index failed") as caught:
+                async with subscriber.open(SHARED, wait=0):
+                    pass
+            assert not caught.value.absent
 
     play(scenario)
 

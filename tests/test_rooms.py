@@ -52,12 +52,22 @@ ABOVE_THE_SHELL = {
     "subscriber",
     "trust",
 }
+SHARED = {"errors", "moqt.session"} | {
+    f"moqt.{path.stem}" for path in (PACKAGE / "moqt").glob("*.py") if path.stem != "__init__"
+}
+"""What both sides of a session use, and the session, whose parts these are."""
+
 PURE = INPUT_OUTPUT | CLOCKS | RANDOMNESS
 
 # The longest name that covers a module decides, so `relay.server` has a row of its own.
 ROOMS = {
     "errors": Room(set(), set(), PURE),
-    "moqt": Room({"errors"}, set(), PURE),
+    "moqt": Room({"errors", "moqt.session", "moqt.track"}, set(), PURE),
+    "moqt.session": Room({"errors", "moqt"}, set(), PURE),
+    "moqt.track": Room(SHARED, set(), PURE),
+    "moqt.sending": Room({"moqt.track"} | SHARED, set(), PURE),
+    "moqt.incoming": Room({"moqt.track"} | SHARED, set(), PURE),
+    "moqt.asking": Room({"moqt.sending", "moqt.track"} | SHARED, set(), PURE),
     "trust": Room({"errors"}, COSE, INPUT_OUTPUT | CLOCKS),
     "kv": Room(
         {"errors", "moqt.names", "moqt.wire", "trust"},
@@ -255,13 +265,19 @@ def test_module_keeps_to_its_room(module: str, package: str, path: Path) -> None
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("moqt.session", "import asyncio", "moqt may not import asyncio"),
-        ("moqt.session", "from time import monotonic", "moqt may not import time"),
-        ("moqt.session", "from urllib import request", "moqt may not import urllib.request"),
-        ("moqt.session", "import numpy as np", "moqt may not import the library numpy"),
-        ("moqt.session", "from kvcs.kv import manifest", "moqt may not import kvcs.kv"),
-        ("moqt.session", "from ..kv.payload import x", "moqt may not import kvcs.kv.payload"),
-        ("moqt.session", "def f():\n    import aioquic", "moqt may not import the library aioquic"),
+        ("moqt.wire", "import asyncio", "moqt may not import asyncio"),
+        ("moqt.wire", "from time import monotonic", "moqt may not import time"),
+        ("moqt.wire", "from urllib import request", "moqt may not import urllib.request"),
+        ("moqt.wire", "import numpy as np", "moqt may not import the library numpy"),
+        ("moqt.wire", "from kvcs.kv import manifest", "moqt may not import kvcs.kv"),
+        ("moqt.wire", "from ..kv.payload import x", "moqt may not import kvcs.kv.payload"),
+        ("moqt.wire", "def f():\n    import aioquic", "moqt may not import the library aioquic"),
+        (
+            "moqt.track.store",
+            "from kvcs.moqt.sending import delivery",
+            "moqt.track may not import kvcs.moqt.sending",
+        ),
+        ("moqt.wire", "from kvcs.moqt.asking import load", "moqt may not import kvcs.moqt.asking"),
         (
             "kv.ledger",
             "from kvcs.moqt.session import Session",
@@ -292,7 +308,7 @@ def test_a_broken_arrow_is_found(module: str, source: str, complaint: str) -> No
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("moqt.session", "from kvcs.errors import SessionError\nfrom kvcs.moqt.wire import _x"),
+        ("moqt.data", "from kvcs.errors import SessionError\nfrom kvcs.moqt.wire import _x"),
         ("moqt.uri", "from urllib.parse import urlsplit"),
         ("kv.ledger", "import numpy\nfrom kvcs.moqt.names import Location"),
         ("quic.endpoint", "import asyncio\nfrom kvcs.quic.aioquic_backend import adapter"),

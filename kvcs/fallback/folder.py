@@ -26,7 +26,7 @@ from kvcs.kv import MANIFEST, MANIFEST_COSE, DataTrack
 from kvcs.kv.strict_json import load
 from kvcs.kv.tracks import APPLICATION, PublicationNamespace
 from kvcs.moqt.names import Location
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 
 INDEX: Final = "publication.json"
 """Describes a publication's folder."""

@@ -1,7 +1,10 @@
 """Media over QUIC Transport, draft 22, as a library of its own: no I/O, nothing about KV caches.
 
 These are the names that an application needs beside `kvcs.quic`, which carries sessions over QUIC;
-docs/moqt.md shows both at work.
+docs/moqt.md shows both at work. Below lie the octets and the tables that both sides of a session
+share (`wire`, `messages`, `parameters`, `data`, `filters`, `requests`), the Objects of a Track
+(`track`), what sends them (`sending`) and what receives them (`incoming`), the requests of both
+sides (`asking`), and `session`, which joins all of it.
 """
 
 from kvcs.moqt import events
@@ -14,8 +17,8 @@ from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import ALPN, DRAFT, Role, SessionSettings
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import StoreBudget
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import StoreBudget
 from kvcs.moqt.uri import MoqtUri, parse_uri
 
 __all__ = [

@@ -161,7 +161,7 @@ class SharedBudgets:
     """Octets of data streams whose request is not known yet."""
 
     rules: Budget = field(default_factory=lambda: Budget(2**20))
-    """Entries of `kvcs.moqt.rules`: Groups, Subgroups and runs of Objects, of some 100 octets."""
+    """Entries of `kvcs.moqt.incoming.rules`: Groups, Subgroups, runs of Objects, of 100 octets."""
 
 
 class Rate:

@@ -29,29 +29,29 @@ from kvcs.moqt.actions import (
     SendDatagram,
     StopSending,
 )
-from kvcs.moqt.asked_prefixes import AskedPrefixes
+from kvcs.moqt.asking.asked_prefixes import AskedPrefixes
+from kvcs.moqt.asking.credentials import Credentials
+from kvcs.moqt.asking.offers import Offers
+from kvcs.moqt.asking.prefixes import WatchedPrefixes
+from kvcs.moqt.asking.request_streams import RequestStreams
+from kvcs.moqt.asking.requester import Requester
+from kvcs.moqt.asking.responder import Responder
+from kvcs.moqt.asking.updates import Updates
 from kvcs.moqt.control import ControlStreams
-from kvcs.moqt.credentials import Credentials
 from kvcs.moqt.data import ObjectDatagram, decode_datagram
-from kvcs.moqt.deliveries import Deliveries
-from kvcs.moqt.delivery import ObjectSender
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event, ObjectsReceived, SessionClosed
+from kvcs.moqt.incoming.receiving import DataStreams
+from kvcs.moqt.incoming.receptions import Receptions
 from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.load import RequestLoad
-from kvcs.moqt.offers import Offers
-from kvcs.moqt.prefixes import WatchedPrefixes
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.receiving import DataStreams
-from kvcs.moqt.receptions import Receptions
-from kvcs.moqt.request_streams import RequestStreams
-from kvcs.moqt.requester import Requester
 from kvcs.moqt.requests import Request
-from kvcs.moqt.responder import Responder
-from kvcs.moqt.scheduler import Scheduler
+from kvcs.moqt.sending.deliveries import Deliveries
+from kvcs.moqt.sending.delivery import ObjectSender
+from kvcs.moqt.sending.scheduler import Scheduler
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import TokenCache
-from kvcs.moqt.updates import Updates
 
 _Ts = TypeVarTuple("_Ts")
 
@@ -245,7 +245,7 @@ class Session:
         """What the shell should do next; None when there is nothing, or no credit for it.
 
         Control and request streams go first and always; Objects go in the order of
-        `kvcs.moqt.scheduler`, while ``credit`` has room.
+        `kvcs.moqt.sending.scheduler`, while ``credit`` has room.
         """
         self.tell_time(now)
         if self._outbox:

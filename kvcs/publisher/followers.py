@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 
 GRACE_SECONDS: Final = 1.0
 """Longest wait of a publication that ends for requests that are on their way.

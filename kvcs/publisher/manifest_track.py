@@ -17,7 +17,7 @@ from kvcs.kv import (
 from kvcs.kv.protection import Sealer
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.trust import SigningKey
 
 Parts = tuple[memoryview, ...]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvcs.errors import StoreFull, UsageError
 from kvcs.kv.memory import new_memory
-from kvcs.moqt.stored import StoreBudget
+from kvcs.moqt.track.stored import StoreBudget
 
 COPIES_SHARE = (7, 8)
 """With a spill folder, copies take at most this part of the budget: what is spilled needs

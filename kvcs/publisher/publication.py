@@ -18,7 +18,7 @@ from kvcs.kv.tracks import PUBLICATION_ID_OCTETS, DataTrack, PublicationNamespac
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, namespace_text
 from kvcs.moqt.properties import KeyValues, Property
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.observe import get_logger, metrics
 from kvcs.publisher.announcing import announce
 from kvcs.publisher.encodings import check_encodings

@@ -19,7 +19,7 @@ from kvcs.kv import (
     ProtectionRing,
     lookup,
 )
-from kvcs.moqt.stored import StoreBudget
+from kvcs.moqt.track.stored import StoreBudget
 from kvcs.observe import get_logger
 from kvcs.publisher.encodings import JOINT
 from kvcs.publisher.memory import LayerMemory

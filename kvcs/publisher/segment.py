@@ -20,8 +20,8 @@ from kvcs.kv.payload import BlockEncoder, EncodedBlock
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.observe import metrics
 from kvcs.publisher.encodings import tracks_of
 from kvcs.publisher.sealing import SegmentSealer

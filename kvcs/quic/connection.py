@@ -10,7 +10,7 @@ from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.errors import SessionCode
-from kvcs.moqt.expected import ObjectSink
+from kvcs.moqt.incoming.expected import ObjectSink
 from kvcs.moqt.limits import Limit, LimitCounters
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.session import Session

@@ -11,7 +11,7 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist, RequestCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.quic.announcements import Announcements
 from kvcs.quic.pushing import Pushes
 

@@ -8,7 +8,7 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,8 @@ from functools import partial
 from math import ceil
 from operator import eq
 
-from kvcs.moqt.delivery import ObjectSender
 from kvcs.moqt.names import TrackNamespace
+from kvcs.moqt.sending.delivery import ObjectSender
 from kvcs.moqt.session import Session
 from kvcs.relay.hub import Hub
 from kvcs.relay.peers import Peer

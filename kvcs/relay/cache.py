@@ -1,8 +1,8 @@
 """The relay's cache: every Track, one budget of octets, no I/O (MOQT §7.1).
 
-A Track's Objects are in its `kvcs.moqt.store.Track`; this decides which of them leave. Whole Groups
-leave, least recently used first, and become unknown, never non-existent. A Group that is still
-arriving stays, and so does the newest of a live Track while anything else can go.
+A Track's Objects are in its `kvcs.moqt.track.store.Track`; this decides which of them leave. Whole
+Groups leave, least recently used first, and become unknown, never non-existent. A Group that is
+still arriving stays, and so does the newest of a live Track while anything else can go.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kvcs.errors import RequestError, StoreFull
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, RequestCode
 from kvcs.moqt.intervals import FIRST, following
 from kvcs.moqt.names import FullTrackName, Location
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import StoreBudget
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import StoreBudget
 from kvcs.relay.shelf import Shelf, ShelvedGroup, restore, shelved, take_back
 from kvcs.relay.stats import RelayStats
 

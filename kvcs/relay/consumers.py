@@ -12,7 +12,7 @@ from kvcs.moqt.filters import LocationFilter, LocationFilterType, Range
 from kvcs.moqt.intervals import LAST
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.publishing import location_filter
+from kvcs.moqt.sending.publishing import location_filter
 from kvcs.moqt.session import Session
 from kvcs.relay.cache import RETRY_MS
 from kvcs.relay.hub import Hub

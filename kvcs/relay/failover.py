@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError
-from kvcs.moqt.bridge import Bridge
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.names import Location
-from kvcs.moqt.stored import StoredObject
+from kvcs.moqt.track.bridge import Bridge
+from kvcs.moqt.track.stored import StoredObject
 from kvcs.relay.hub import Hub
 from kvcs.relay.timers import Timer
 from kvcs.relay.upstream import Retrieval, Upstream
@@ -73,7 +73,7 @@ class Failover:
         return self._missing
 
     def keeps(self, stored: StoredObject) -> bool:
-        """Keep an Object that `kvcs.moqt.bridge.hold` gave: its rest may yet come live.
+        """Keep an Object that `kvcs.moqt.track.bridge.hold` gave: its rest may yet come live.
 
         Returns:
             False where no source was lost a short time ago.

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvcs.errors import StoreFull
-from kvcs.moqt.bridge import Bridge, hold
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, RangeKind
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import DuplicateObject, Group, StoredObject
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.bridge import Bridge, hold
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import DuplicateObject, Group, StoredObject
 from kvcs.relay.cache import CachedTrack, RelayCache
 from kvcs.relay.stats import RelayStats
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.relay.cache import CachedTrack
 from kvcs.relay.hub import Hub
 from kvcs.relay.shelf import Shelf, restore

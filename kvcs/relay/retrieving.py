@@ -15,15 +15,15 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from kvcs.access.permits import Place
 from kvcs.errors import UsageError
 from kvcs.moqt import events
-from kvcs.moqt.bridge import Bridge
-from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import RequestCode, StreamCode
 from kvcs.moqt.intervals import LAST, LocationSet, preceding
 from kvcs.moqt.messages import FetchOk
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import RangeKind
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.ranges import UnknownRun
+from kvcs.moqt.sending.delivery import RangeSender
+from kvcs.moqt.track.bridge import Bridge
+from kvcs.moqt.track.ranges import UnknownRun
 from kvcs.relay.hub import Hub
 from kvcs.relay.intake import RangeIntake
 from kvcs.relay.shelved import FromShelf
@@ -63,7 +63,7 @@ class Retriever:
     # What readers ask
 
     def on_unknown(self, reader: RangeSender, run: UnknownRun) -> bool:
-        """Look up a run that a reader met; see `kvcs.moqt.delivery.UnknownHandler`."""
+        """Look up a run that a reader met; see `kvcs.moqt.sending.delivery.UnknownHandler`."""
         now = reader.asked_at
         if reader.fill_timeout_ms == 0:
             reader.give_up(RangeKind.TIMED_OUT)  # it must not wait (§9.20)

@@ -14,8 +14,8 @@ from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import MAX_VI64, FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Group, StoredObject
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import Group, StoredObject
 
 MAX_SHELVED_RANGES = 16
 """Ranges of Locations whose status goes on the shelf with a Group; with more none does."""

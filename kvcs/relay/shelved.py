@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from kvcs.moqt.delivery import RangeSender
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.delivery import RangeSender
+from kvcs.moqt.track.store import Track
 from kvcs.relay.hub import Hub
 from kvcs.relay.shelf import ShelvedGroup
 

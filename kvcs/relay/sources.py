@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from kvcs.access.permits import Place
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import events
-from kvcs.moqt.bridge import finish_open
 from kvcs.moqt.errors import DoesNotExist, PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import FIRST, LAST, following
@@ -22,7 +21,8 @@ from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.publishing import SubscriptionDelivery
+from kvcs.moqt.sending.publishing import SubscriptionDelivery
+from kvcs.moqt.track.bridge import finish_open
 from kvcs.relay.claims import Claims
 from kvcs.relay.failover import End
 from kvcs.relay.hub import Hub

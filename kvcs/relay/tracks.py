@@ -18,8 +18,8 @@ from kvcs.moqt.names import Location
 from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.publishing import location_filter
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.publishing import location_filter
+from kvcs.moqt.track.store import Track
 from kvcs.relay.cache import CachedTrack
 from kvcs.relay.consumers import Consumers
 from kvcs.relay.failover import Failover

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvcs.access.permits import Place
-from kvcs.moqt.bridge import Bridge, let_go
-from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import LocationSet, following
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Group, StoredObject
+from kvcs.moqt.sending.delivery import RangeSender
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.bridge import Bridge, let_go
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import Group, StoredObject
 from kvcs.relay.intake import Bay, Intake, RangeIntake, SubgroupIntake
 from kvcs.relay.timers import Callback, Timer
 from kvcs.relay.turns import Owner

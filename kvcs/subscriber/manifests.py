@@ -34,7 +34,7 @@ from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.stored import DEFAULT_PRIORITY
+from kvcs.moqt.track.stored import DEFAULT_PRIORITY
 from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds

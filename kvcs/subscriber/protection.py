@@ -17,7 +17,7 @@ from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.properties import KeyValues, Property, find_property
-from kvcs.moqt.stored import DEFAULT_PRIORITY
+from kvcs.moqt.track.stored import DEFAULT_PRIORITY
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 

@@ -34,7 +34,7 @@ from kvcs.moqt.objects import (
     RangeMarked,
 )
 from kvcs.moqt.parameters import ParameterType
-from kvcs.moqt.stored import DEFAULT_PRIORITY
+from kvcs.moqt.track.stored import DEFAULT_PRIORITY
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.quic.replies import refusal
@@ -146,7 +146,7 @@ class TrackReceiver:
             self._taker.failed(exc)
 
     def take_items(self, stream_id: int, items: list[Item]) -> None:
-        """What came on one of the track's streams; see `kvcs.moqt.expected.ObjectSink`."""
+        """What came on one of the track's streams; see `kvcs.moqt.incoming.expected.ObjectSink`."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return  # it was dropped

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from kvcs.errors import KvcsError, PublicationError, Redirected
 from kvcs.kv import Component, DataTrack, SegmentEntry, codec_names, lookup
 from kvcs.moqt import events
-from kvcs.moqt.expected import ObjectSink
 from kvcs.moqt.filters import LocationFilter, RangeFilter
+from kvcs.moqt.incoming.expected import ObjectSink
 from kvcs.moqt.intervals import FIRST
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.parameters import Parameters

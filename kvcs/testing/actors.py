@@ -13,7 +13,7 @@ from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import SessionSettings
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import Received, objects
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 
 from kvcs.moqt.session import Session
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 
 _TABLES = {
     "requests": ("_by_id", "_by_stream", "_arriving", "_waiting", "_unended", "_given_up"),

@@ -11,8 +11,8 @@ from kvcs.moqt.events import Event
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus, RangeKind
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.store import Track
 from kvcs.moqt.streams import FetchHeader, SubgroupHeader
+from kvcs.moqt.track.store import Track
 
 NAME = FullTrackName((b"kvcs-1", b"test"), b"k.raw.s0")
 """A Full Track Name, where any will do."""

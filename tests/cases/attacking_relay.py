@@ -18,7 +18,7 @@ from kvcs.kv import DataTrack
 from kvcs.moqt.events import Event
 from kvcs.moqt.names import FullTrackName, Location, TrackNamespace
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Observer, Server, open_connection
 from kvcs.testing.network import Network, leftovers

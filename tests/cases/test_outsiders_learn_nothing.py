@@ -31,8 +31,8 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
-from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import Token
+from kvcs.moqt.track.store import Track
 from kvcs.quic.endpoint import open_connection
 from kvcs.testing.actors import EVERYTHING, PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

@@ -15,7 +15,7 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import FetchOk, RequestOk, SubscribeOk
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.tracks import end_track, locations, objects, put_group, track
 from tests.interop.relays import relay
 from tests.interop.scenario import Stage

@@ -10,9 +10,9 @@ from typing import Any
 
 import kvcs
 from kvcs.moqt import events
-from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.names import Location
-from kvcs.moqt.ranges import UnknownRun
+from kvcs.moqt.sending.delivery import RangeSender
+from kvcs.moqt.track.ranges import UnknownRun
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.quic.connection import Connection, PeerRequest
 from kvcs.quic.endpoint import open_connection

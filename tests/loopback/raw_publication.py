@@ -15,15 +15,15 @@ from typing import Any
 from kvcs.kv import HEADER_OCTETS, MANIFEST, MANIFEST_COSE, DataTrack, ManifestWriter, PayloadHeader
 from kvcs.moqt import events
 from kvcs.moqt.data import SubgroupEncoder, SubgroupHeader
-from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import DoesNotExist, NotSupported, PublishDoneCode
 from kvcs.moqt.filters import LocationFilterType
-from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.publishing import location_filter
-from kvcs.moqt.ranges import UnknownRun
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.delivery import RangeSender
+from kvcs.moqt.sending.publishing import location_filter
+from kvcs.moqt.track.live import LiveStream
+from kvcs.moqt.track.ranges import UnknownRun
+from kvcs.moqt.track.store import Track
 from kvcs.quic.connection import Connection, PeerRequest
 from kvcs.quic.endpoint import Server
 from tests.builders import Toy, toy_prefix

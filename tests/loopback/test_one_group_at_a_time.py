@@ -10,7 +10,7 @@ import pytest
 import kvcs
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
-from kvcs.moqt.publishing import location_filter
+from kvcs.moqt.sending.publishing import location_filter
 from tests.builders import QUICK, same, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import Wire, joined

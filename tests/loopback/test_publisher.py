@@ -20,7 +20,7 @@ from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import Property
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.quic.connection import Connection, PeerRequest
 from tests.builders import (
     BRIEF,

@@ -21,7 +21,7 @@ from kvcs.moqt.filters import LocationFilter, RangeFilter
 from kvcs.moqt.names import FullTrackName, GroupOrder
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import End, SessionPair
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import put, track

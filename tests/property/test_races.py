@@ -20,7 +20,7 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import End
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME, locations, put, track

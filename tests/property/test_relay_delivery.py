@@ -13,7 +13,7 @@ from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.relay.cache import TRACK_OCTETS
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer

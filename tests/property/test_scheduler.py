@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcs.moqt.names import GroupOrder, TrackNamespace
-from kvcs.moqt.scheduler import Scheduler, SendKey, send_key
+from kvcs.moqt.sending.scheduler import Scheduler, SendKey, send_key
 
 
 @dataclass(eq=False)

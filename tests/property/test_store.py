@@ -12,10 +12,10 @@ from kvcs.moqt.encoders import FetchEncoder
 from kvcs.moqt.filters import Range
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStarted, RangeKind, RangeMarked
-from kvcs.moqt.ranges import RangeReader
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS, StoredObject
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.ranges import RangeReader
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS, StoredObject
 from kvcs.testing.tracks import payload, track
 
 LINE = [Location(group, object_id) for group in range(5) for object_id in (0, 1, 2, 3, MAX_VI64)]

@@ -20,8 +20,8 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode, StreamCode
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import Token
+from kvcs.moqt.track.store import Track
 from kvcs.observe import metrics
 from kvcs.quic.answers import PeerRequest
 from kvcs.quic.connection import Connection

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvcs
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.testing.network import Conditions, Network, leftovers, run
 
 LAYERS = 80

@@ -15,7 +15,7 @@ from kvcs.kv import DataTrack
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.subscriber.last_means import MissingLayer
 from tests.simulation.retrievals.content import ENGINE, Context
 from tests.simulation.retrievals.plan import Engine, SourcePlan

@@ -23,7 +23,7 @@ from kvcs.kv import MANIFEST, DataTrack
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from tests.unit.kv.toy import Toy, toy_prefix, toy_publication
 
 K0 = DataTrack.parse("k.raw.s0")

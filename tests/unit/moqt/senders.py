@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvcs.moqt.delivery import ObjectSender, Piece, RangeSender, SubgroupSender
 from kvcs.moqt.filters import Range, RangeFilter, RangeFilters
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.ranges import UnknownRun
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Subgroup
+from kvcs.moqt.sending.delivery import ObjectSender, Piece, RangeSender, SubgroupSender
+from kvcs.moqt.sending.timeouts import Timeouts
 from kvcs.moqt.streams import SubgroupHeader
-from kvcs.moqt.timeouts import Timeouts
+from kvcs.moqt.track.ranges import UnknownRun
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import Subgroup
 
 EVERYTHING = Range(Location(0, 0), None)
 MANY = 1 << 20

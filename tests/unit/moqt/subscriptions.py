@@ -14,8 +14,8 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role
-from kvcs.moqt.store import Track
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.store import Track
 from kvcs.testing.bench import Bench
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.tracks import (

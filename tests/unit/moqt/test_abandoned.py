@@ -9,7 +9,7 @@ from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.events import FetchReceived, SubscribeReceived
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME, put, put_group, track

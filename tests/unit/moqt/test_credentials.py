@@ -11,8 +11,8 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
-from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken, Token
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import End, SessionPair
 
 NAME = FullTrackName((b"ns",), b"track")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvcs.moqt.delivery import Piece
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import Range, RangeFilter, RangeFilters
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
+from kvcs.moqt.sending.delivery import Piece
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.testing.tracks import payload, put, put_group, subgroup_stream, track
 from tests.unit.moqt.senders import (

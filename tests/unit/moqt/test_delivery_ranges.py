@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcs.moqt.delivery import Piece, RangeSender
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import Range, RangeFilter
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, RangeKind
 from kvcs.moqt.properties import KeyValues, Property
-from kvcs.moqt.ranges import UnknownRun
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.delivery import Piece, RangeSender
 from kvcs.moqt.streams import FetchHeader
+from kvcs.moqt.track.ranges import UnknownRun
+from kvcs.moqt.track.store import Track
 from kvcs.testing.tracks import fetch_stream, payload, put, put_group, track
 from tests.unit.moqt.senders import (
     MANY,

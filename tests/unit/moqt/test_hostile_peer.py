@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcs.moqt import messages as m
-from kvcs.moqt import request_streams
+from kvcs.moqt.asking import request_streams
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode
 from kvcs.moqt.events import FetchReceived, SubscribeReceived, TrackStatusReceived
 from kvcs.moqt.filters import LocationFilter
@@ -13,7 +13,7 @@ from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role, SessionSettings
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.moqt.wire import MAX_MESSAGE_BODY, encode_message
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue

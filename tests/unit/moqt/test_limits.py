@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from kvcs.moqt import messages as m
-from kvcs.moqt import receiving, request_streams, rules
+from kvcs.moqt.asking import request_streams
 from kvcs.moqt.errors import RequestCode, SessionCode
 from kvcs.moqt.events import NamespaceAnnounced, RequestRefused, SubscribeReceived
 from kvcs.moqt.filters import LocationFilter, RangeFilter
+from kvcs.moqt.incoming import receiving, rules
+from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.limits import Budget, EarlyLimits, Limit, LimitCounters, Rate, SharedBudgets
 from kvcs.moqt.load import weigh
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.rules import TrackRules
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.tokens import Token

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcs.moqt import request_streams, rules
+from kvcs.moqt.asking import request_streams
+from kvcs.moqt.incoming import rules
+from kvcs.moqt.incoming.receiving import MAX_UNENDED_STREAMS
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.objects import MAX_OBJECT_PROPERTIES
-from kvcs.moqt.receiving import MAX_UNENDED_STREAMS
 from kvcs.moqt.settings import SessionSettings
 from kvcs.observe import logs
 from kvcs.relay.settings import RelayLimits

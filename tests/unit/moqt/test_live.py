@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kvcs.moqt.errors import MalformedTrack, StreamCode
-from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Subgroup
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.live import LiveStream
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import Subgroup
 from kvcs.testing.tracks import payload, track
 
 HEADER = SubgroupHeader(9, 0, 0, 0, end_of_group=True, first_object=True)

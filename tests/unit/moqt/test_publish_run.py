@@ -7,8 +7,8 @@ import pytest
 from kvcs.errors import StoreFull, UsageError
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS, Group, StoreBudget, Subgroup
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS, Group, StoreBudget, Subgroup
 from kvcs.testing.tracks import NAME, payload, put, track
 
 END_OF_GROUP = ObjectStatus.END_OF_GROUP

@@ -8,9 +8,9 @@ from kvcs.moqt.errors import InvalidRange
 from kvcs.moqt.filters import LocationFilter, Range
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader
-from kvcs.moqt.ranges import RangeReader, UnknownRun, fetch_end, fetch_span
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import StoredObject
+from kvcs.moqt.track.ranges import RangeReader, UnknownRun, fetch_end, fetch_span
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import StoredObject
 from kvcs.testing.tracks import end_track, put, put_group, track
 
 ASCENDING, DESCENDING = GroupOrder.ASCENDING, GroupOrder.DESCENDING

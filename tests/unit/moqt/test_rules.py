@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvcs.moqt import rules
 from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.incoming import rules
+from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.limits import Budget
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.rules import TrackRules
 
 NORMAL = ObjectStatus.NORMAL
 END_OF_GROUP = ObjectStatus.END_OF_GROUP

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvcs.moqt.names import GroupOrder, TrackNamespace
-from kvcs.moqt.scheduler import STALE_ENTRIES, Scheduler, SendKey, send_key
+from kvcs.moqt.sending.scheduler import STALE_ENTRIES, Scheduler, SendKey, send_key
 
 ASCENDING, DESCENDING = GroupOrder.ASCENDING, GroupOrder.DESCENDING
 

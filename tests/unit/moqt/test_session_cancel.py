@@ -24,7 +24,7 @@ from kvcs.moqt.events import (
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.requests import Kind
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.bench import Bench
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.residue import residue

@@ -26,8 +26,8 @@ from kvcs.moqt.objects import ObjectHeader, RangeKind
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.settings import Role
-from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import Token
+from kvcs.moqt.track.store import Track
 from kvcs.testing.bench import Bench
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.residue import residue

@@ -21,8 +21,8 @@ from kvcs.moqt.messages import RequestOk, SubscribeOk
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.store import Track
 from kvcs.moqt.streams import FetchHeader, SubgroupHeader
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import End, SessionPair
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import (

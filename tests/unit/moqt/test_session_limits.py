@@ -6,6 +6,7 @@ import pytest
 
 from kvcs.errors import UsageError
 from kvcs.moqt import messages as m
+from kvcs.moqt.asking.request_streams import MAX_WAITING_REQUESTS
 from kvcs.moqt.errors import NotSupported, RequestCode, SessionCode
 from kvcs.moqt.events import (
     DataStreamOpened,
@@ -23,7 +24,6 @@ from kvcs.moqt.limits import EarlyLimits
 from kvcs.moqt.names import MAX_VI64
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, SetupOption
-from kvcs.moqt.request_streams import MAX_WAITING_REQUESTS
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.tokens import Token

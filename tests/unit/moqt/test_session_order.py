@@ -12,7 +12,7 @@ from kvcs.moqt.events import DataStreamOpened, Event, ObjectEnded, ObjectStarted
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import Credit, SessionPair
 from kvcs.testing.tracks import end_track, locations, put, put_group, track
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvcs.moqt import messages as m
+from kvcs.moqt.asking.request_streams import MAX_HELD_OCTETS
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
-from kvcs.moqt.delivery import SubgroupSender
 from kvcs.moqt.errors import DoesNotExist, RequestCode, SessionCode
 from kvcs.moqt.events import (
     PublishNamespaceReceived,
@@ -17,7 +17,7 @@ from kvcs.moqt.events import (
 )
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, SetupOption
-from kvcs.moqt.request_streams import MAX_HELD_OCTETS
+from kvcs.moqt.sending.delivery import SubgroupSender
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import Token

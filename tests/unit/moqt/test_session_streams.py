@@ -19,8 +19,8 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.settings import Role
-from kvcs.moqt.store import Track
 from kvcs.moqt.streams import FetchHeader, SubgroupHeader
+from kvcs.moqt.track.store import Track
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import (

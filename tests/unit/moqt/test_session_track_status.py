@@ -17,7 +17,7 @@ from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.settings import Role
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.bench import Bench
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.residue import residue

@@ -6,6 +6,7 @@ import pytest
 
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages as m
+from kvcs.moqt.asking.request_streams import MAX_WAITING_REQUESTS
 from kvcs.moqt.errors import RequestCode, SessionCode
 from kvcs.moqt.events import (
     Event,
@@ -23,7 +24,6 @@ from kvcs.moqt.filters import RangeFilter
 from kvcs.moqt.names import FullTrackName, GroupOrder, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.request_streams import MAX_WAITING_REQUESTS
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import Token
 from kvcs.testing.bench import Bench

@@ -90,7 +90,7 @@ def test_when_one_is_cancelled_the_other_gets_all_that_follows() -> None:
 
 
 def test_what_is_remembered_to_share_is_bounded() -> None:
-    from kvcs.moqt import expected
+    from kvcs.moqt.incoming import expected
 
     bench, requests = two(LocationFilter.none(), LocationFilter.none())
     for number in range(expected.MAX_SHARED_PLACES + 10):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvcs.moqt import messages as m
-from kvcs.moqt import request_streams
+from kvcs.moqt.asking import request_streams
 from kvcs.moqt.errors import ProtocolViolation, SessionCode
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from kvcs.errors import StoreFull, UsageError
-from kvcs.moqt import store
 from kvcs.moqt.errors import MalformedTrack, PublishDoneCode, StreamCode
 from kvcs.moqt.names import MAX_VI64, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS, Group, StoreBudget, Subgroup
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track import store
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS, Group, StoreBudget, Subgroup
 from kvcs.testing.tracks import NAME, end_track, payload, put, put_group, track
 
 END_OF_GROUP, END_OF_TRACK = ObjectStatus.END_OF_GROUP, ObjectStatus.END_OF_TRACK

@@ -7,8 +7,8 @@ import pytest
 from kvcs.errors import StoreFull
 from kvcs.moqt.errors import MalformedTrack
 from kvcs.moqt.objects import ObjectHeader
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import (
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import (
     FIRST_PART_OCTETS,
     OBJECT_BOOKKEEPING_OCTETS,
     DuplicateObject,

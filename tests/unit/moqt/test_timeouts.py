@@ -16,8 +16,8 @@ from kvcs.moqt.events import (
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, Property
-from kvcs.moqt.store import Track
-from kvcs.moqt.timeouts import AskedTimeouts, Timeouts
+from kvcs.moqt.sending.timeouts import AskedTimeouts, Timeouts
+from kvcs.moqt.track.store import Track
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME, locations, put, put_group, track

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvcs.moqt.names import FullTrackName
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.publisher import followers
 from kvcs.publisher.followers import Followers
 from kvcs.testing.network import run

@@ -10,8 +10,8 @@ from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.settings import SessionSettings
-from kvcs.moqt.store import Track
 from kvcs.moqt.tokens import ResolvedToken, Token
+from kvcs.moqt.track.store import Track
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

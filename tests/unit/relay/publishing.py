@@ -8,7 +8,7 @@ from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import SCOPE, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

@@ -9,7 +9,7 @@ import pytest
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location, TrackNamespace
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.relay import backlogs
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name

@@ -10,11 +10,11 @@ import pytest
 
 from kvcs.errors import RequestError
 from kvcs.moqt import events
-from kvcs.moqt.delivery import RangeSender
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import MAX_VI64, FullTrackName
 from kvcs.moqt.properties import KeyValues, Property
+from kvcs.moqt.sending.delivery import RangeSender
 from kvcs.relay import retrieving
 from kvcs.relay.cache import EXPIRIES_SLACK, RelayCache
 from kvcs.relay.settings import RelayLimits

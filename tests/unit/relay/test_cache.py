@@ -10,7 +10,7 @@ from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.properties import KeyValues, Property
-from kvcs.moqt.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.relay.cache import TRACK_OCTETS, CachedTrack, RelayCache
 from kvcs.relay.settings import RelayLimits
 from kvcs.relay.stats import RelayStats

@@ -8,7 +8,7 @@ from kvcs.errors import RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import Location
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

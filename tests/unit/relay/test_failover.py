@@ -9,16 +9,16 @@ from random import Random
 import pytest
 
 from kvcs.errors import RequestError
-from kvcs.moqt.bridge import Bridge
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
-from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import ParameterType
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import DuplicateObject, StoredObject
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.bridge import Bridge
+from kvcs.moqt.track.live import LiveStream
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import DuplicateObject, StoredObject
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

@@ -14,7 +14,7 @@ from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.publishing import location_filter
+from kvcs.moqt.sending.publishing import location_filter
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

@@ -8,7 +8,7 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import NotSupported
 from kvcs.moqt.filters import LocationFilter, LocationFilterType
 from kvcs.moqt.names import GroupOrder, Location
-from kvcs.moqt.publishing import location_filter
+from kvcs.moqt.sending.publishing import location_filter
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import put_group

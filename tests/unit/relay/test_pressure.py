@@ -7,7 +7,7 @@ import pytest
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName, Location
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.relay.cache import TRACK_OCTETS
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name

@@ -15,8 +15,8 @@ from kvcs.moqt.messages import FetchOk
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
 from kvcs.moqt.objects import RangeKind
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.publishing import location_filter
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.publishing import location_filter
+from kvcs.moqt.track.store import Track
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub

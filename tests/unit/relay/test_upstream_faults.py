@@ -7,7 +7,7 @@ from kvcs.moqt.errors import PublishDoneCode, RequestCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import TrackNamespace
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 from kvcs.testing.actors import PUBLICATION, ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import put_group

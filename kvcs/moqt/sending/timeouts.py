@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, Property, find_property
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Subgroup
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import Subgroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages
-from kvcs.moqt.deliveries import error_message, largest_object
-from kvcs.moqt.delivery import UnknownHandler
 from kvcs.moqt.errors import (
     DoesNotExist,
     RequestCode,
@@ -30,11 +28,13 @@ from kvcs.moqt.messages import Message
 from kvcs.moqt.names import FullTrackName, TrackNamespace
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.publishing import ForwardHandler, location_filter
-from kvcs.moqt.ranges import fetch_end, fetch_span
 from kvcs.moqt.requests import Kind, Request, State
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.deliveries import error_message, largest_object
+from kvcs.moqt.sending.delivery import UnknownHandler
+from kvcs.moqt.sending.publishing import ForwardHandler, location_filter
 from kvcs.moqt.tokens import ResolvedToken
+from kvcs.moqt.track.ranges import fetch_end, fetch_span
+from kvcs.moqt.track.store import Track
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

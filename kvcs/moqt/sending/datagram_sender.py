@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvcs.moqt.datagrams import ObjectDatagram
-from kvcs.moqt.delivery import Host, ObjectSender, Piece
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.names import GroupOrder
-from kvcs.moqt.scheduler import SendKey, send_key
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import StoredObject
+from kvcs.moqt.sending.delivery import Host, ObjectSender, Piece
+from kvcs.moqt.sending.scheduler import SendKey, send_key
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import StoredObject
 
 
 class DatagramSender(ObjectSender):

@@ -2,8 +2,8 @@
 
 An Object enters in one of three ways: whole, by `publish`; piece by piece from a subscription, by a
 `LiveStream`; or piece by piece from a FETCH or fill, by `begin_fetched`. Readers (subscriptions and
-fetches of `kvcs.moqt.delivery`) hold references into the store, so payload octets are stored once
-however many read them.
+fetches of `kvcs.moqt.sending.delivery`) hold references into the store, so payload octets are
+stored once however many read them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvcs.errors import StoreFull
-from kvcs.moqt.bridge import Bridge, note_delivered, reset_subgroup
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.intervals import FIRST, LAST, MAX_KNOWN_RANGES, LocationSet
-from kvcs.moqt.live import LiveStream
 from kvcs.moqt.names import MAX_VI64, FullTrackName, Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property, find_property
-from kvcs.moqt.publishable import check_publishable
-from kvcs.moqt.stored import (
+from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.bridge import Bridge, note_delivered, reset_subgroup
+from kvcs.moqt.track.live import LiveStream
+from kvcs.moqt.track.publishable import check_publishable
+from kvcs.moqt.track.stored import (
     DEFAULT_PRIORITY,
     UNLIMITED,
     DuplicateObject,
@@ -34,7 +35,6 @@ from kvcs.moqt.stored import (
     arriving,
     second_copy,
 )
-from kvcs.moqt.streams import SubgroupHeader
 
 
 class Track:

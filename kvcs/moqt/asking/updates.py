@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages
-from kvcs.moqt.deliveries import error_message
 from kvcs.moqt.errors import TooManyRequestUpdates
 from kvcs.moqt.events import RequestCancelled, RequestUpdateAnswered, RequestUpdateReceived
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.parameters import Parameters, ParameterType, Scope
 from kvcs.moqt.properties import KeyValues, SetupOption
 from kvcs.moqt.requests import Kind, Request, State
+from kvcs.moqt.sending.deliveries import error_message
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from kvcs.moqt.intervals import LAST, MAX_KNOWN_RANGES, following, preceding
 from kvcs.moqt.names import MAX_VI64, Location
-from kvcs.moqt.stored import DuplicateObject, Group, StoredObject, Subgroup
+from kvcs.moqt.track.stored import DuplicateObject, Group, StoredObject, Subgroup
 
 if TYPE_CHECKING:
-    from kvcs.moqt.store import Track
+    from kvcs.moqt.track.store import Track
 
 
 class Bridge:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError, UsageError
 from kvcs.moqt import messages
-from kvcs.moqt.delivery import UnknownHandler
+from kvcs.moqt.asking.offers import initial_settings
+from kvcs.moqt.asking.prefixes import PREFIX_KINDS, prefix_of
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.filters import RangeFilters
 from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix, overlaps
-from kvcs.moqt.offers import initial_settings
 from kvcs.moqt.parameters import REPEATABLE, Parameters, ParameterType
-from kvcs.moqt.prefixes import PREFIX_KINDS, prefix_of
-from kvcs.moqt.publishing import ForwardHandler
 from kvcs.moqt.requests import Kind, Request, State
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.delivery import UnknownHandler
+from kvcs.moqt.sending.publishing import ForwardHandler
+from kvcs.moqt.track.store import Track
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

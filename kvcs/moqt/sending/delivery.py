@@ -24,12 +24,12 @@ from kvcs.moqt.data import (
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import Range, RangeFilters
 from kvcs.moqt.names import GroupOrder, Location, TrackNamespace
-from kvcs.moqt.pieces import Host, Piece, passes
-from kvcs.moqt.ranges import RangeReader, UnknownRun
-from kvcs.moqt.scheduler import SendKey, send_key
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import StoredObject, Subgroup
-from kvcs.moqt.timeouts import Timeouts
+from kvcs.moqt.sending.pieces import Host, Piece, passes
+from kvcs.moqt.sending.scheduler import SendKey, send_key
+from kvcs.moqt.sending.timeouts import Timeouts
+from kvcs.moqt.track.ranges import RangeReader, UnknownRun
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import StoredObject, Subgroup
 
 __all__ = [
     "Host",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import Redirected, RequestError
 from kvcs.moqt import messages
-from kvcs.moqt.delivery import ObjectSender, RangeSender, UnknownHandler
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.events import SubscriptionUpdated
 from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
@@ -19,9 +18,10 @@ from kvcs.moqt.limits import Limit
 from kvcs.moqt.load import overloaded
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.publishing import DEFAULT_SUBSCRIBER_PRIORITY, SubscriptionDelivery
 from kvcs.moqt.requests import Kind, Request, State
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.delivery import ObjectSender, RangeSender, UnknownHandler
+from kvcs.moqt.sending.publishing import DEFAULT_SUBSCRIBER_PRIORITY, SubscriptionDelivery
+from kvcs.moqt.track.store import Track
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcs.moqt.bridge import hold, reset_subgroup
 from kvcs.moqt.errors import MalformedTrack
 from kvcs.moqt.objects import ObjectHeader
-from kvcs.moqt.stored import DuplicateObject, Group, StoredObject, Subgroup, arriving, second_copy
 from kvcs.moqt.streams import SubgroupHeader
+from kvcs.moqt.track.bridge import hold, reset_subgroup
+from kvcs.moqt.track.stored import (
+    DuplicateObject,
+    Group,
+    StoredObject,
+    Subgroup,
+    arriving,
+    second_copy,
+)
 
 if TYPE_CHECKING:
-    from kvcs.moqt.store import Track
+    from kvcs.moqt.track.store import Track
 
 
 class LiveStream:
@@ -104,7 +111,7 @@ class LiveStream:
         """Its source is gone, and the next one may go on: the Subgroup stays open.
 
         Returns:
-            The Object of which a part has come, which `kvcs.moqt.bridge.hold` keeps.
+            The Object of which a part has come, which `kvcs.moqt.track.bridge.hold` keeps.
         """
         current, self._current = self._current, None
         held = None if current is None else hold(self._track, current)

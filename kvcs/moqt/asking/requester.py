@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import UsageError
 from kvcs.moqt import messages
-from kvcs.moqt.delivery import UnknownHandler
 from kvcs.moqt.errors import (
     StreamCode,
 )
@@ -29,8 +28,9 @@ from kvcs.moqt.properties import (
     SetupOption,
 )
 from kvcs.moqt.requests import OK_SCOPES, Kind, Request, State
+from kvcs.moqt.sending.delivery import UnknownHandler
 from kvcs.moqt.settings import Role
-from kvcs.moqt.store import Track
+from kvcs.moqt.track.store import Track
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session
@@ -124,7 +124,7 @@ class Requester:
             parameters: initial settings, as a SUBSCRIBE would name them, and AUTHORIZATION_TOKENs.
                 With FORWARD 0 nothing is sent until the peer sets it to 1. Range filters are
                 applied, but a PUBLISH cannot name them: for a peer that has asked for them.
-            on_unknown: asked by fills; see `kvcs.moqt.delivery.UnknownHandler`.
+            on_unknown: asked by fills; see `kvcs.moqt.sending.delivery.UnknownHandler`.
 
         Returns:
             The Request ID.

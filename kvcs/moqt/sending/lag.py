@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcs.moqt.delivery import ObjectSender, SubgroupSender
+from kvcs.moqt.sending.delivery import ObjectSender, SubgroupSender
 
 Place = tuple[int, int]
 """Index of an Object in its Subgroup, and an offset in its payload."""

@@ -1,7 +1,7 @@
 """PUBLISH: subscriptions that begin at the publisher, from both sides (MOQT §9.8).
 
-Once they have begun they are as any other: `kvcs.moqt.deliveries` sends for those of ours, and
-`kvcs.moqt.receptions` receives for those of the peer.
+Once they have begun they are as any other: `kvcs.moqt.sending.deliveries` sends for those of
+ours, and `kvcs.moqt.incoming.receptions` receives for those of the peer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import SessionError
 from kvcs.moqt import messages
-from kvcs.moqt.delivery import UnknownHandler
 from kvcs.moqt.errors import ProtocolViolation, StreamCode
 from kvcs.moqt.events import PublishReceived
 from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location
@@ -21,10 +20,11 @@ from kvcs.moqt.properties import (
     check_track_properties,
     find_property,
 )
-from kvcs.moqt.publishing import ForwardHandler
 from kvcs.moqt.requests import Request, State
-from kvcs.moqt.store import Track
+from kvcs.moqt.sending.delivery import UnknownHandler
+from kvcs.moqt.sending.publishing import ForwardHandler
 from kvcs.moqt.tokens import ResolvedToken
+from kvcs.moqt.track.store import Track
 from kvcs.moqt.wire import encode_message
 
 if TYPE_CHECKING:

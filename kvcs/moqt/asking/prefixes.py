@@ -1,7 +1,7 @@
 """Requests of ours for all that lies under a prefix of namespaces (MOQT §4, §9.15 to §9.19).
 
-The peer's are in `kvcs.moqt.asked_prefixes`. SUBSCRIBE_NAMESPACE and SUBSCRIBE_TRACKS have a space
-of prefixes each: two of one kind may not overlap on a session, one of each may be equal.
+The peer's are in `kvcs.moqt.asking.asked_prefixes`. SUBSCRIBE_NAMESPACE and SUBSCRIBE_TRACKS have
+a space of prefixes each: two of one kind may not overlap on a session, one of each may be equal.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from kvcs.moqt import messages
 from kvcs.moqt.errors import MalformedTrack, StreamCode, UnsupportedExtension
 from kvcs.moqt.events import Event, RequestRefused, SubscriptionEnded, TrackMalformed
-from kvcs.moqt.expected import ObjectSink
 from kvcs.moqt.filters import LocationFilter, RangeFilters
+from kvcs.moqt.incoming.expected import ObjectSink
+from kvcs.moqt.incoming.receiving import Expected
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType
@@ -22,9 +23,8 @@ from kvcs.moqt.properties import (
     check_track_properties,
     find_property,
 )
-from kvcs.moqt.receiving import Expected
 from kvcs.moqt.requests import Kind, Request, State
-from kvcs.moqt.stored import DEFAULT_PRIORITY
+from kvcs.moqt.track.stored import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kvcs.moqt.datagram_sender import DatagramSender
-from kvcs.moqt.delivery import (
+from kvcs.moqt.errors import PublishDoneCode, StreamCode
+from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
+from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
+from kvcs.moqt.parameters import Parameters, ParameterType
+from kvcs.moqt.properties import Property, find_property
+from kvcs.moqt.sending.datagram_sender import DatagramSender
+from kvcs.moqt.sending.delivery import (
     Host,
     ObjectSender,
     RangeSender,
@@ -14,15 +19,10 @@ from kvcs.moqt.delivery import (
     UnknownHandler,
     passes,
 )
-from kvcs.moqt.errors import PublishDoneCode, StreamCode
-from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
-from kvcs.moqt.lag import Lag
-from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
-from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.properties import Property, find_property
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import Group, StoredObject, Subgroup
-from kvcs.moqt.timeouts import AskedTimeouts
+from kvcs.moqt.sending.lag import Lag
+from kvcs.moqt.sending.timeouts import AskedTimeouts
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import Group, StoredObject, Subgroup
 
 DEFAULT_SUBSCRIBER_PRIORITY = 128
 
@@ -77,7 +77,7 @@ class SubscriptionDelivery:
         parameters: of the SUBSCRIBE.
         largest: Largest Object at the moment at which the SUBSCRIBE is processed; the range of the
             subscription and that of its fill come from this one value.
-        on_unknown: asked by fills; see `kvcs.moqt.delivery.UnknownHandler`.
+        on_unknown: asked by fills; see `kvcs.moqt.sending.delivery.UnknownHandler`.
     """
 
     def __init__(

@@ -35,11 +35,11 @@ from kvcs.moqt.events import (
     DataStreamOpened,
     ObjectsReceived,
 )
-from kvcs.moqt.expected import Expected, ReceiverHost, choose
+from kvcs.moqt.incoming.expected import Expected, ReceiverHost, choose
+from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.limits import EarlyLimits, Limit, LimitCounters, SharedBudgets
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.properties import KeyValues, check_object_properties
-from kvcs.moqt.rules import TrackRules
 from kvcs.moqt.states import DataStreamInput, DataStreamState, next_state
 from kvcs.moqt.wire import NeedMore, Reader
 

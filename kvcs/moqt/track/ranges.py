@@ -9,8 +9,8 @@ from kvcs.moqt.errors import InvalidRange
 from kvcs.moqt.filters import LocationFilter, Range
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
-from kvcs.moqt.store import Track
-from kvcs.moqt.stored import StoredObject
+from kvcs.moqt.track.store import Track
+from kvcs.moqt.track.stored import StoredObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues
 
 if TYPE_CHECKING:
-    from kvcs.moqt.delivery import ObjectSender
+    from kvcs.moqt.sending.delivery import ObjectSender
 
 
 @dataclass(slots=True)

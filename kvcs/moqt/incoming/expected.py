@@ -7,9 +7,9 @@ from typing import Protocol
 
 from kvcs.moqt.events import Event
 from kvcs.moqt.filters import Range
+from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
 from kvcs.moqt.objects import Item
-from kvcs.moqt.rules import TrackRules
 
 MAX_SHARED_PLACES = 4096
 """Streams and datagrams remembered of each subscription that shares its Track Alias with another

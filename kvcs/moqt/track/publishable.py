@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import UsageError
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
-from kvcs.moqt.stored import Group, Subgroup
+from kvcs.moqt.track.stored import Group, Subgroup
 
 if TYPE_CHECKING:
-    from kvcs.moqt.store import Track
+    from kvcs.moqt.track.store import Track
 
 
 def check_publishable(track: Track, headers: Sequence[ObjectHeader]) -> None:

@@ -1,0 +1,1 @@
+"""What this endpoint receives of Tracks: whose stream it is, what it may carry (MOQT §11)."""

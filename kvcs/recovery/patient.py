@@ -35,6 +35,9 @@ FetchEnd = Callable[[str | None], None]
 class Receiver(Protocol):
     """Takes the events of a FETCH of one data track."""
 
+    octets: int
+    """Payload octets so far."""
+
     taken: int
     """Objects that it brought."""
 
@@ -64,6 +67,8 @@ class Patient(Protocol):
     """The retrieval that recovery works for."""
 
     namespace: TrackNamespace
+    deadline_at: float
+    """When it fails in any case, in the loop's clock."""
 
     @property
     def connection(self) -> Connection:

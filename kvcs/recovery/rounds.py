@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -22,6 +22,7 @@ from kvcs.quic.chance import new_chance
 from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.quic.together import all_of
+from kvcs.recovery.headway import Headway, missing
 from kvcs.recovery.patient import Patient, RecoverySettings
 
 _log = get_logger("kvcs.recovery")
@@ -82,6 +83,9 @@ class Recovery:
         self._chance = new_chance()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._late = False
+        """Whether something was given up for being slow, and was not asked for again yet."""
+        self._headway = Headway(patient)
         self._more = asyncio.Event()
 
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
@@ -114,13 +118,19 @@ class Recovery:
             self._task = asyncio.get_running_loop().create_task(self._run())
         return True
 
+    def late(self, track: DataTrack, span: Span, reason: str) -> None:
+        """What is missing of a span is there, and was given up because we took it too slowly: the
+        time for recovery begins once it was asked for and did not come."""
+        if self.doubted(track, span, reason):
+            self._late = True
+
     def lacks(self, track: DataTrack, span: Span) -> bool:
         """Whether anything of a span of a track is missing."""
-        return next(self._missing(track, span), None) is not None
+        return next(missing(self._patient.ledger, track, span), None) is not None
 
     def first_missing(self, track: DataTrack) -> Location | None:
         """The first Location of a track that is not there; None where all of it is."""
-        return next((first for first, _ in self._missing(track, EVERYTHING)), None)
+        return next((first for first, _ in missing(self._patient.ledger, track, EVERYTHING)), None)
 
     def bound(self, reason: str) -> None:
         """Nothing can be fetched, yet something lacks: wait no longer than for what was lost."""
@@ -148,7 +158,7 @@ class Recovery:
     def forget(self) -> None:
         """What lacks is asked for in another way: forget what was lost, and what was tried."""
         self.stop()
-        self._alone = False
+        self._alone = self._late = False
         self._lost.clear()
         self._failure = self._bound = ""
 
@@ -166,6 +176,7 @@ class Recovery:
             ledger = self._patient.ledger
             tokens = ledger.blocks * ledger.descriptor.block_tokens
             seconds = self._settings.recovery(tokens)
+            self._headway.begin(self._runs())
             self._timer = asyncio.get_running_loop().call_later(seconds, self._expired, seconds)
 
     def _expired(self, seconds: float) -> None:
@@ -176,6 +187,9 @@ class Recovery:
             if not self._recomputing:
                 self.stop()
                 self._task = asyncio.get_running_loop().create_task(self._overdue(means))
+            return
+        if self._headway.suffices(self._runs(), seconds):
+            self._arm()
             return
         reason = self._bound or self._reason
         if self._failure and self._failure != reason:
@@ -202,6 +216,9 @@ class Recovery:
                 if learnt and source in self._one_group:
                     continue  # it is asked at once in the way that it takes
             tries += 1
+            if self._late and tries >= len(sources) and self._runs():
+                self._late = False
+                self._arm()
             if sources and tries >= len(sources) and self._runs():
                 # A segment that is added from here on was not compared with a twin's.
                 compared = self._patient.ledger.tracks
@@ -311,6 +328,7 @@ class Recovery:
         """What was lost is there: the time counts anew from the next loss."""
         self._lost.clear()
         self._failure = ""
+        self._late = False
         if self._timer is not None and not self._bound and not self._alone:
             self._timer.cancel()
             self._timer = None
@@ -324,7 +342,7 @@ class Recovery:
         for track, places in self._lost.items():
             here: list[_Run] = []
             for start, end in places.ranges():
-                for first, last in self._missing(track, Span(start, end)):
+                for first, last in missing(self._patient.ledger, track, Span(start, end)):
                     if here and self._adjoin(track, here[-1].last, first):
                         here[-1] = here[-1]._replace(last=last)
                     else:
@@ -343,15 +361,6 @@ class Recovery:
                 first, last = max(run.first, whole.first), min(run.last, whole.last)
                 found.append(_Run(run.track, first, last))
         return sorted(found, key=lambda run: run.first)
-
-    def _missing(self, track: DataTrack, span: Span) -> Iterator[tuple[Location, Location]]:
-        """Missing Objects of a track within a span, in runs of one layer, ascending."""
-        ledger = self._patient.ledger
-        layers = range(span.first.group, min(span.last.group + 1, ledger.layers.stop))
-        for first, last in ledger.lacking(track, layers):
-            first, last = max(first, span.first), min(last, span.last)
-            if first <= last:
-                yield first, last
 
     def _adjoin(self, track: DataTrack, last: Location, first: Location) -> bool:
         """Whether nothing but status Objects lies between two Locations."""
@@ -401,7 +410,9 @@ class Recovery:
                 elif code == RequestCode.NOT_SUPPORTED and run.first.group < run.last.group:
                     self._one_group.add(connection)
                 self._note_retry(event.error)
+            before = receiver.octets
             receiver.take(event, ended)
+            self._headway.came += receiver.octets - before
 
         connection.handle(request_id, take)
         try:

@@ -48,7 +48,7 @@ class Traveller(Protocol):
     def verified(self) -> None:
         """An Object was verified."""
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """What is missing of the span does not come of itself."""
 
     def dropped(self, track: DataTrack, reason: str) -> None:
@@ -93,7 +93,7 @@ class Leg:
         self._traveller = passage.traveller
         self._unanswered = 1
         self._manifest_is_open = False
-        self._losses: list[tuple[DataTrack, Span, str]] = []
+        self._losses: list[tuple[DataTrack, Span, str, bool]] = []
         self._retries = 0
         self._timers: set[asyncio.TimerHandle] = set()
         self._chance = new_chance()
@@ -141,8 +141,8 @@ class Leg:
     def take_over(self) -> None:
         """It is the current one now: what it has lost so far counts."""
         losses, self._losses = self._losses, []
-        for loss in losses:
-            self._traveller.lost(*loss)
+        for track, span, reason, late in losses:
+            self._traveller.lost(track, span, reason, late=late)
 
     def close(self) -> None:
         """Cancel its requests, and give up what is on its way."""
@@ -159,12 +159,12 @@ class Leg:
         """An Object was verified."""
         self._traveller.verified()
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """Objects are owed again."""
         if self.is_current:
-            self._traveller.lost(track, span, reason)
+            self._traveller.lost(track, span, reason, late=late)
         else:
-            self._losses.append((track, span, reason))
+            self._losses.append((track, span, reason, late))
 
     def dropped(self, track: DataTrack, reason: str) -> None:
         """The peer serves a subscription no longer."""
@@ -245,9 +245,9 @@ class Beside:
         """An Object was verified."""
         self._traveller.verified()
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """It does not have them either: they are owed still."""
-        self._traveller.lost(track, span, reason)
+        self._traveller.lost(track, span, reason, late=late)
 
     def dropped(self, track: DataTrack, reason: str) -> None:
         """Nothing is subscribed to over this session."""

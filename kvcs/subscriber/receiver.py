@@ -19,7 +19,7 @@ from kvcs.kv.slots import Outcome
 from kvcs.kv.unsealing import QUIET_CHECKS, SealedSlot
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
-from kvcs.moqt.errors import PublishDoneCode
+from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.intervals import EVERYTHING, FIRST, Span, following
 from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import MAX_VI64, Location
@@ -50,8 +50,15 @@ class Taker(Protocol):
     def verified(self) -> None:
         """An Object was verified; a layer may be whole now."""
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
-        """What is missing of the span does not come of itself: it is owed again."""
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
+        """What is missing of the span does not come of itself: it is owed again.
+
+        Args:
+            track: the data track.
+            span: where.
+            reason: why, for people.
+            late: whether the peer has it, and gave it up only because we took it too slowly.
+        """
 
     def dropped(self, track: DataTrack, reason: str) -> None:
         """The peer serves the subscription no longer, though the track goes on."""
@@ -125,6 +132,8 @@ class TrackReceiver:
         self._largest: Location | None = None
         self._default_priority = DEFAULT_PRIORITY
         self._streams: dict[int, _Stream] = {}
+        self._too_slow = False
+        """Whether the peer has ended the subscription because we do not keep up."""
         self._silent: set[Location] = set()
         """Objects of the selection that did not open."""
 
@@ -175,7 +184,7 @@ class TrackReceiver:
 
     def start_again(self) -> None:
         """Another subscription of the track is about to be made."""
-        self.filled = False
+        self.filled = self._too_slow = False
         self._largest = None
 
     def end(self) -> None:
@@ -301,7 +310,7 @@ class TrackReceiver:
         elif isinstance(stream.header, FetchHeader):
             self._fill_ended(behind, failure)
         else:
-            self._subgroup_ended(stream.header, failure)
+            self._subgroup_ended(stream.header, failure, code == StreamCode.TOO_FAR_BEHIND)
 
     def _fill_ended(self, behind: Location, failure: str | None) -> None:
         # A fill holds all that was published before the subscription; what it left out is lost.
@@ -311,14 +320,15 @@ class TrackReceiver:
             self._lost(span, failure or "a fill left objects out")
         self._taker.track_changed(self.track)
 
-    def _subgroup_ended(self, header: SubgroupHeader, failure: str | None) -> None:
+    def _subgroup_ended(self, header: SubgroupHeader, failure: str | None, late: bool) -> None:
         if failure is not None or (header.end_of_group and self._is_live(header.group_id)):
-            self._lost(Span.of_group(header.group_id), failure or "a stream left objects out")
+            reason = failure or "a stream left objects out"
+            self._lost(Span.of_group(header.group_id), reason, late=late)
 
-    def _lost(self, span: Span, reason: str) -> None:
+    def _lost(self, span: Span, reason: str, *, late: bool = False) -> None:
         """What is missing of a span is lost, but for what came and did not open."""
         for part in _without(span, self._silent) if self._silent else (span,):
-            self._taker.lost(self.track, part, reason)
+            self._taker.lost(self.track, part, reason, late=late)
 
     def _is_live(self, group_id: int) -> bool:
         """Whether no fill brings Objects of a Group any more."""
@@ -345,7 +355,7 @@ class TrackReceiver:
 
     def give_up(self, reason: str) -> None:
         """Nothing more comes of itself, and what is missing has to be fetched."""
-        self._taker.lost(self.track, EVERYTHING, reason)
+        self._taker.lost(self.track, EVERYTHING, reason, late=self._too_slow)
         self.end()
 
     def _subscription_ended(self, event: events.SubscriptionEnded) -> None:
@@ -357,6 +367,7 @@ class TrackReceiver:
             # A relay that has lost its publisher, which may come back, says so too.
             self._taker.sent_away("")
         else:
+            self._too_slow = event.status == PublishDoneCode.TOO_FAR_BEHIND
             reason = f"the subscription ended with status {event.status:#x}"
             if event.reason:
                 reason += f": {event.reason}"

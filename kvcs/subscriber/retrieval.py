@@ -222,10 +222,10 @@ class Retrieval:
             self._hand_out(ready)
         self._check_completion()
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """Objects are owed again: fetch them."""
         if not self._closed and self._error is None and not self._passage.moving:
-            self._recovery.lost(track, span, reason)
+            (self._recovery.late if late else self._recovery.lost)(track, span, reason)
 
     def dropped(self, track: DataTrack, reason: str) -> None:
         """The peer serves a subscription no longer: make another, if more is to be published."""

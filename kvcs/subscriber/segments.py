@@ -148,7 +148,7 @@ class _Ends:
     def verified(self) -> None:
         """One more Object is there."""
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """It is asked for in the next round, if there is one."""
 
     def dropped(self, track: DataTrack, reason: str) -> None:

@@ -22,7 +22,7 @@ class Taker:
     def __init__(self) -> None:
         self.lost_spans: list[tuple[DataTrack, Span]] = []
 
-    def lost(self, track: DataTrack, span: Span, reason: str) -> None:
+    def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         self.lost_spans.append((track, span))
 
 

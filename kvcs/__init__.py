@@ -15,89 +15,95 @@ async with kvcs.connect("moqt://relay.example:4433", ca="ca.pem") as session:
             attend(layer.index, layer.k, layer.v)
 """
 
-from kvcs.errors import (
-    CacheIncomplete,
-    CertificateError,
-    ConnectionClosed,
-    ConnectionFailed,
-    DescriptorMismatch,
-    FileError,
-    KvcsError,
-    MissingBlocks,
-    NotAuthentic,
-    NotProtected,
-    ObjectError,
-    PublicationAborted,
-    PublicationError,
-    PublicationNotFound,
-    Redirected,
-    RequestError,
-    SessionError,
-    StoreFull,
-    StreamError,
-    TrustError,
-    UsageError,
-)
-from kvcs.fallback import BlockSource, HttpServer, HttpSource
-from kvcs.keyfiles import (
-    load_key_ring,
-    load_protection_ring,
-    load_signing_key,
-    save_key_ring,
-    save_protection_ring,
-    save_signing_key,
-)
-from kvcs.kv import (
-    UNPINNED,
-    CipherSuite,
-    Descriptor,
-    Manifest,
-    ManifestCadence,
-    ManifestLimits,
-    Prefix,
-    ProtectionKey,
-    ProtectionRing,
-    PublicationNamespace,
-    Scheme,
-    Scope,
-    convert,
-)
-from kvcs.kv import LayerTensors as Layer
-from kvcs.kvfile import KvFile, KvLayer, load_kv_file, save_kv_file
-from kvcs.moqt.settings import SessionSettings
-from kvcs.planner import Plan, plan
-from kvcs.publisher import (
-    Pass,
-    Passes,
-    Publication,
-    PublicationProgress,
-    Publisher,
-    PublisherSettings,
-    Segment,
-)
-from kvcs.quic.aioquic_backend import QuicSettings
-from kvcs.quic.connection import Connection
-from kvcs.quic.endpoint import Server, connect, serve
-from kvcs.quic.reconnect import Reconnect
-from kvcs.quic.transport import TransportStats
-from kvcs.relay.server import Relay, RelaySettings
-from kvcs.relay.settings import RelayLimits
-from kvcs.subscriber import (
-    Cache,
-    CacheProgress,
-    CacheReport,
-    FileIndex,
-    Holding,
-    HttpIndex,
-    Index,
-    ManifestFacts,
-    MissingLayer,
-    PublicationInfo,
-    Subscriber,
-    SubscriberSettings,
-    index_json,
-)
-from kvcs.trust import Algorithm, KeyRing, KeyUse, PublicKey, SigningKey
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvcs.errors import (
+        CacheIncomplete,
+        CertificateError,
+        ConnectionClosed,
+        ConnectionFailed,
+        DescriptorMismatch,
+        FileError,
+        KvcsError,
+        MissingBlocks,
+        NotAuthentic,
+        NotProtected,
+        ObjectError,
+        PublicationAborted,
+        PublicationError,
+        PublicationNotFound,
+        Redirected,
+        RequestError,
+        SessionError,
+        StoreFull,
+        StreamError,
+        TrustError,
+        UsageError,
+    )
+    from kvcs.fallback import BlockSource, HttpServer, HttpSource
+    from kvcs.keyfiles import (
+        load_key_ring,
+        load_protection_ring,
+        load_signing_key,
+        save_key_ring,
+        save_protection_ring,
+        save_signing_key,
+    )
+    from kvcs.kv import (
+        UNPINNED,
+        CipherSuite,
+        Descriptor,
+        Manifest,
+        ManifestCadence,
+        ManifestLimits,
+        Prefix,
+        ProtectionKey,
+        ProtectionRing,
+        PublicationNamespace,
+        Scheme,
+        Scope,
+        convert,
+    )
+    from kvcs.kv import LayerTensors as Layer
+    from kvcs.kvfile import KvFile, KvLayer, load_kv_file, save_kv_file
+    from kvcs.moqt.settings import SessionSettings
+    from kvcs.planner import Plan, plan
+    from kvcs.publisher import (
+        Pass,
+        Passes,
+        Publication,
+        PublicationProgress,
+        Publisher,
+        PublisherSettings,
+        Segment,
+    )
+    from kvcs.quic.aioquic_backend import QuicSettings
+    from kvcs.quic.connection import Connection
+    from kvcs.quic.endpoint import Server, connect, serve
+    from kvcs.quic.reconnect import Reconnect
+    from kvcs.quic.transport import TransportStats
+    from kvcs.relay.server import Relay, RelaySettings
+    from kvcs.relay.settings import RelayLimits
+    from kvcs.subscriber import (
+        Cache,
+        CacheProgress,
+        CacheReport,
+        FileIndex,
+        Holding,
+        HttpIndex,
+        Index,
+        ManifestFacts,
+        MissingLayer,
+        PublicationInfo,
+        Subscriber,
+        SubscriberSettings,
+        index_json,
+    )
+    from kvcs.trust import Algorithm, KeyRing, KeyUse, PublicKey, SigningKey
 
 __version__ = "0.1.0"
 
@@ -190,3 +196,139 @@ __all__ = [
     "save_signing_key",
     "serve",
 ]
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "kvcs.errors": (
+        "CacheIncomplete",
+        "CertificateError",
+        "ConnectionClosed",
+        "ConnectionFailed",
+        "DescriptorMismatch",
+        "FileError",
+        "KvcsError",
+        "MissingBlocks",
+        "NotAuthentic",
+        "NotProtected",
+        "ObjectError",
+        "PublicationAborted",
+        "PublicationError",
+        "PublicationNotFound",
+        "Redirected",
+        "RequestError",
+        "SessionError",
+        "StoreFull",
+        "StreamError",
+        "TrustError",
+        "UsageError",
+    ),
+    "kvcs.fallback": (
+        "BlockSource",
+        "HttpServer",
+        "HttpSource",
+    ),
+    "kvcs.keyfiles": (
+        "load_key_ring",
+        "load_protection_ring",
+        "load_signing_key",
+        "save_key_ring",
+        "save_protection_ring",
+        "save_signing_key",
+    ),
+    "kvcs.kv": (
+        "UNPINNED",
+        "CipherSuite",
+        "Descriptor",
+        "Manifest",
+        "ManifestCadence",
+        "ManifestLimits",
+        "Prefix",
+        "ProtectionKey",
+        "ProtectionRing",
+        "PublicationNamespace",
+        "Scheme",
+        "Scope",
+        "convert",
+        "Layer",
+    ),
+    "kvcs.kvfile": (
+        "KvFile",
+        "KvLayer",
+        "load_kv_file",
+        "save_kv_file",
+    ),
+    "kvcs.moqt.settings": ("SessionSettings",),
+    "kvcs.planner": (
+        "Plan",
+        "plan",
+    ),
+    "kvcs.publisher": (
+        "Pass",
+        "Passes",
+        "Publication",
+        "PublicationProgress",
+        "Publisher",
+        "PublisherSettings",
+        "Segment",
+    ),
+    "kvcs.quic.aioquic_backend": ("QuicSettings",),
+    "kvcs.quic.connection": ("Connection",),
+    "kvcs.quic.endpoint": (
+        "Server",
+        "connect",
+        "serve",
+    ),
+    "kvcs.quic.reconnect": ("Reconnect",),
+    "kvcs.quic.transport": ("TransportStats",),
+    "kvcs.relay.server": (
+        "Relay",
+        "RelaySettings",
+    ),
+    "kvcs.relay.settings": ("RelayLimits",),
+    "kvcs.subscriber": (
+        "Cache",
+        "CacheProgress",
+        "CacheReport",
+        "FileIndex",
+        "Holding",
+        "HttpIndex",
+        "Index",
+        "ManifestFacts",
+        "MissingLayer",
+        "PublicationInfo",
+        "Subscriber",
+        "SubscriberSettings",
+        "index_json",
+    ),
+    "kvcs.trust": (
+        "Algorithm",
+        "KeyRing",
+        "KeyUse",
+        "PublicKey",
+        "SigningKey",
+    ),
+}
+"""Where the public names are from; a test compares it with the imports above."""
+
+_OTHERWISE = {"Layer": "LayerTensors"}
+"""What a name is called at home, where that is another one."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if not TYPE_CHECKING:
+    # Unseen by type checkers, which would take every misspelt name for one that this gives.
+    def __getattr__(name: str) -> Any:
+        """Import what a public name stands for, when it is first used.
+
+        All of them together take half a second: a relay needs no arrays, a producer no fallback,
+        and a look at the version nothing at all.
+        """
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(home), _OTHERWISE.get(name, name))
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

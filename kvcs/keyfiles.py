@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvcs.errors import FileError, TrustError
-from kvcs.kv.protection_keys import ProtectionRing
 from kvcs.trust.keys import KeyUse, SigningKey
 from kvcs.trust.rings import MAX_KEY_SET_OCTETS, KeyRing, encode_keys, read_signing_key
+
+if TYPE_CHECKING:
+    from kvcs.kv.protection_keys import ProtectionRing
 
 AnyPath = str | os.PathLike[str]
 
@@ -78,6 +81,9 @@ def load_protection_ring(path: AnyPath) -> ProtectionRing:
     Raises:
         FileError: it cannot be read, or is no such ring. Nothing of it is repeated.
     """
+    # Here, since it brings numpy, and a relay, which reads rings of issuers, has no arrays.
+    from kvcs.kv.protection_keys import ProtectionRing
+
     try:
         return ProtectionRing.decode(_read(path))
     except TrustError as exc:

@@ -8,7 +8,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -29,17 +28,41 @@ UNSAFE_MODULES = {
 }
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load"}
 HEAVY_MODULES = ("torch", "transformers", "typer", "matplotlib")
-"""What `import kvcs` does not bring; structlog brings rich, which no room but the command uses."""
+"""What no public name brings; structlog brings rich, which no room but the command uses."""
+
+PART_OF_NAMES = ("kvcs.errors", "numpy", "aioquic", "cryptography", "structlog", "asyncio", "ssl")
+"""What some public names bring, and `import kvcs` does not."""
 
 
 def test_all_names_what_the_package_shows() -> None:
-    shown = {
-        name
-        for name, value in vars(kvcs).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType) and name != "annotations"
-    }
-    assert set(kvcs.__all__) - {"__version__"} == shown
+    assert dir(kvcs) == sorted(kvcs.__all__)
     assert len(kvcs.__all__) == len(set(kvcs.__all__))
+    for name in kvcs.__all__:
+        assert getattr(kvcs, name) is not None
+    with pytest.raises(AttributeError, match="Conect"):
+        _ = kvcs.Conect  # type: ignore[attr-defined]
+
+
+def test_names_come_from_where_type_checkers_are_told() -> None:
+    tree = ast.parse((ROOT / "kvcs" / "__init__.py").read_text(encoding="utf-8"))
+    [block] = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    told = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    found = {
+        name: (home, kvcs._OTHERWISE.get(name, name))
+        for home, names in kvcs._HOMES.items()
+        for name in names
+    }
+    assert found == told
+    assert sorted([*found, "__version__"]) == sorted(kvcs.__all__)
 
 
 def test_every_public_name_says_what_it_is() -> None:
@@ -141,18 +164,44 @@ def test_no_module_is_too_long_to_read() -> None:
     assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
-def test_import_brings_no_heavy_library() -> None:
-    program = (
-        "import sys, kvcs\n"
-        f"heavy = [name for name in {HEAVY_MODULES!r} if name in sys.modules]\n"
-        "print(*heavy)"
-    )
+def _brought(program: str, *names: str) -> str:
+    """Which of some modules are there when a program has ended in a process of its own."""
     result = subprocess.run(
-        [sys.executable, "-c", program],
+        [
+            sys.executable,
+            "-c",
+            f"import sys\n{program}\n"
+            f"print(*[name for name in {names!r} if name in sys.modules], file=sys.stderr)",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "", "")
+    assert result.returncode == 0, result.stderr
+    return result.stderr.strip()
+
+
+def test_import_brings_nothing_but_names() -> None:
+    assert _brought("import kvcs", *HEAVY_MODULES, *PART_OF_NAMES) == ""
+    assert _brought("import kvcs\nkvcs.UsageError", *PART_OF_NAMES) == "kvcs.errors"
+
+
+def test_no_public_name_brings_a_heavy_library() -> None:
+    assert _brought("from kvcs import *", *HEAVY_MODULES, "kvcs.errors") == "kvcs.errors"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_a_look_at_the_command_brings_no_room(arguments: list[str]) -> None:
+    rooms = ("kvcs.moqt", "kvcs.quic", "kvcs.kv", "kvcs.trust", "kvcs.observe", "rich")
+    program = f"from kvcs.cli import main\nassert main({arguments!r}) == 0"
+    shown = (*HEAVY_MODULES, *PART_OF_NAMES, *rooms)
+    # asyncio runs commands, and ssl comes with it.
+    assert _brought(program, *shown) == "typer kvcs.errors asyncio ssl"
+
+
+def test_a_relay_is_started_without_what_it_never_does() -> None:
+    program = "from kvcs.cli import main\nassert main(['relay', '--help']) == 0"
+    shown = ("kvcs.kv", "kvcs.publisher", "kvcs.subscriber", "kvcs.fallback", "kvcs.cli.demo")
+    assert _brought(program, *shown, "numpy", "kvcs.relay.server") == "kvcs.relay.server"

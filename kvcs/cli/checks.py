@@ -14,7 +14,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kvcs.cli.loops import VARIABLE as LOOP_VARIABLE
-from kvcs.cli.options import read_descriptor, read_token
+from kvcs.cli.peers import read_token
+from kvcs.cli.prefixes import read_descriptor
 from kvcs.errors import KvcsError
 from kvcs.keyfiles import load_key_ring, load_protection_ring
 from kvcs.kv import KVCS_SCHEME, UNPINNED, Scope

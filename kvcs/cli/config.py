@@ -17,12 +17,14 @@ from typing import Annotated, Any, Protocol, cast
 import typer
 
 from kvcs.cli.frame import command
-from kvcs.cli.options import TOKEN_VARIABLE
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
 
 FILE_VARIABLE = "KVCS_CONFIG_FILE"
 """Variable that names the file where ``--config`` does not."""
+
+TOKEN_VARIABLE = "KVCS_TOKEN"
+"""Variable of the environment that may hold an authorization token."""
 
 PREFIX = "KVCS_"
 
@@ -70,11 +72,13 @@ class Settings:
 
 
 def commands(root: typer.core.TyperGroup) -> dict[tuple[str, ...], Any]:
-    """Every command by its words."""
+    """Every command by its words; all of them are imported."""
     found: dict[tuple[str, ...], Any] = {}
+    context = typer.Context(root)
 
     def walk(group: Any, words: tuple[str, ...]) -> None:
-        for name, each in group.commands.items():
+        for name in group.list_commands(context):
+            each = group.get_command(context, name)
             if hasattr(each, "commands"):
                 walk(each, (*words, name))
             else:
@@ -110,6 +114,14 @@ def load(
     settings = Settings()
     if path is None and environment.get(FILE_VARIABLE):
         path = Path(environment[FILE_VARIABLE])
+    named = [
+        name
+        for name in sorted(environment)
+        if name.startswith(PREFIX) and name not in OTHER_VARIABLES
+    ]
+    if path is None and not named:
+        # What the commands know takes importing them all.
+        return settings
     known = commands(root)
     if path is not None:
         _take(settings, known, _read(path), (), str(path))
@@ -118,9 +130,7 @@ def load(
         for words, each in known.items()
         for key, parameter in options(each).items()
     }
-    for name in sorted(environment):
-        if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
-            continue
+    for name in named:
         if name not in variables:
             raise UsageError(f"${name} is no setting of kvcs; `kvcs config show` lists them")
         words, key, parameter = variables[name]

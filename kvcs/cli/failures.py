@@ -15,23 +15,6 @@ import typer
 
 from kvcs.cli.output import shown
 from kvcs.errors import CacheIncomplete, ConnectionClosed, KvcsError, RequestError
-from kvcs.moqt.errors import RequestCode, SessionCode
-
-_ABOUT_TOKENS = frozenset(
-    {
-        RequestCode.UNAUTHORIZED,
-        RequestCode.MALFORMED_AUTH_TOKEN,
-        RequestCode.EXPIRED_AUTH_TOKEN,
-    }
-)
-
-_SESSION_ABOUT_TOKENS = frozenset(
-    {
-        SessionCode.UNAUTHORIZED,
-        SessionCode.MALFORMED_AUTH_TOKEN,
-        SessionCode.EXPIRED_AUTH_TOKEN,
-    }
-)
 
 _TOKEN_ADVICE = (
     "; pass with --token-file a token for this scope, role and server:"
@@ -110,10 +93,9 @@ def report(error: BaseException, stream: TextIO) -> ExitCode:
 def _text(error: BaseException) -> str:
     """What to say about an error that is no fault of ours."""
     if isinstance(error, RequestError):
-        text = f"refused: {error.reason or 'no reason given'} ({_code_text(error.code)})"
-        return text + _TOKEN_ADVICE if error.code in _ABOUT_TOKENS else text
+        return _refusal(error)
     if isinstance(error, ConnectionClosed) and error.by_peer:
-        return str(error) + (_TOKEN_ADVICE if error.code in _SESSION_ABOUT_TOKENS else "")
+        return str(error) + (_TOKEN_ADVICE if _closed_over_tokens(error.code) else "")
     if isinstance(error, typer.TyperException):
         # Choices and the like come on lines of their own.
         text = " ".join(error.format_message().split()).rstrip(".")
@@ -123,8 +105,31 @@ def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _code_text(code: int) -> str:
+# The codes are imported where they are needed: every command loads this module, and what never
+# fails, such as --help, needs no session.
+
+
+def _refusal(error: RequestError) -> str:
+    from kvcs.moqt.errors import RequestCode
+
+    about_tokens = error.code in (
+        RequestCode.UNAUTHORIZED,
+        RequestCode.MALFORMED_AUTH_TOKEN,
+        RequestCode.EXPIRED_AUTH_TOKEN,
+    )
     try:
-        return f"{RequestCode(code).name}, {code:#x}"
+        code = f"{RequestCode(error.code).name}, {error.code:#x}"
     except ValueError:
-        return f"code {code:#x}"
+        code = f"code {error.code:#x}"
+    text = f"refused: {error.reason or 'no reason given'} ({code})"
+    return text + _TOKEN_ADVICE if about_tokens else text
+
+
+def _closed_over_tokens(code: int | None) -> bool:
+    from kvcs.moqt.errors import SessionCode
+
+    return code in (
+        SessionCode.UNAUTHORIZED,
+        SessionCode.MALFORMED_AUTH_TOKEN,
+        SessionCode.EXPIRED_AUTH_TOKEN,
+    )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
-from kvcs.kv import Scope
+
+if TYPE_CHECKING:
+    from kvcs.kv import Scope
 
 MAX_KEY_FILE_OCTETS = 4096
 """Longest scope key file that is read; the key has 64 characters."""
@@ -65,6 +67,31 @@ def note_open_secret(path: Path, file: IO[bytes], output: Output) -> None:
         output.note(f"{path} can be read by others; chmod 600 keeps it to you")
 
 
+def read_text(path: Path, limit: int, *, is_secret: bool = False) -> str:
+    """Read a small text file.
+
+    Args:
+        path: the file.
+        limit: most octets that it may have.
+        is_secret: say so where others than its owner can read it.
+
+    Raises:
+        FileError: it cannot be read, is not ASCII or UTF-8, or longer than ``limit`` octets.
+    """
+    try:
+        with path.open("rb") as file:
+            if is_secret:
+                note_open_secret(path, file, Output())
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise FileError(f"{path}: longer than {limit} octets")
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: not a text file") from None
+    except OSError as exc:
+        raise FileError(f"{path}: {exc.strerror or exc}") from exc
+
+
 def read_scope(path: Path, output: Output) -> Scope:
     """Read the scope key that `kvcs keygen` wrote.
 
@@ -75,6 +102,9 @@ def read_scope(path: Path, output: Output) -> Scope:
     Raises:
         FileError: the file cannot be read or is no scope key; its content is not repeated.
     """
+    # Here, since it brings numpy, which a relay and the makers of keys do without.
+    from kvcs.kv import Scope
+
     try:
         with path.open("rb") as file:
             note_open_secret(path, file, output)

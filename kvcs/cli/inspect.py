@@ -21,14 +21,14 @@ from kvcs.cli.options import (
     KeysOption,
     LikeOption,
     ManifestDeadlineOption,
-    Peer,
     ProtectKeyOption,
     TokenOption,
     TokensOption,
     UntrustedRelaysOption,
-    prefix_of,
 )
 from kvcs.cli.output import Output, octets_text
+from kvcs.cli.peers import Peer
+from kvcs.cli.prefixes import prefix_of
 from kvcs.cli.publications import Wanted, inspect_publication
 from kvcs.errors import UsageError
 from kvcs.kv import KVCS_SCHEME, RAW, DataTrack, Prefix, byte_view, parse_holder_uri

@@ -11,25 +11,23 @@ from kvcs.cli import files
 from kvcs.cli.authorities import read_protection
 from kvcs.cli.frame import command
 from kvcs.cli.options import (
-    AnchorsOption,
     CaOption,
     ClientCertOption,
     ClientKeyOption,
     DescriptorOption,
     InsecureOption,
     LikeOption,
-    Peer,
-    ProbeOption,
     ProtectKeyOption,
     RelayOption,
     ScopeKeyOption,
     TokenOption,
     TokensOption,
     UntrustedRelaysOption,
-    parse_anchors,
-    read_prefix,
 )
 from kvcs.cli.output import Output
+from kvcs.cli.peers import Peer
+from kvcs.cli.prefixes import read_prefix
+from kvcs.cli.probing import AnchorsOption, ProbeOption, parse_anchors
 from kvcs.kv import KVCS_SCHEME, Prefix, holder_uri
 from kvcs.subscriber import PublicationInfo, Subscriber
 from kvcs.subscriber.discovery import halved

@@ -6,11 +6,12 @@ import io
 import logging
 import sys
 from enum import StrEnum
-from typing import TextIO
-
-import structlog
+from typing import TYPE_CHECKING, TextIO
 
 from kvcs.cli.output import shown
+
+if TYPE_CHECKING:
+    import structlog
 
 
 class LogLevel(StrEnum):
@@ -34,6 +35,8 @@ def _printable(
 
 def _traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
     """Write a traceback without local variables, its lines escaped like all that is shown."""
+    import structlog
+
     lines = io.StringIO()
     structlog.dev.plain_traceback(lines, exc_info)
     stream.write("\n".join(map(shown, lines.getvalue().split("\n"))))
@@ -46,6 +49,9 @@ def configure(level: LogLevel, *, as_json: bool = False) -> None:
         level: least severe events that are shown; at ``debug`` aioquic's own are shown too.
         as_json: one JSON object a line, in place of lines for people.
     """
+    # Here, since it takes a tenth of a second to import, which a look at the help need not.
+    import structlog
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

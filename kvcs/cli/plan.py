@@ -11,8 +11,9 @@ from typing import Annotated, Final
 import typer
 
 from kvcs.cli.frame import command
-from kvcs.cli.options import DescriptorOption, read_descriptor
+from kvcs.cli.options import DescriptorOption
 from kvcs.cli.output import Output, octets_text
+from kvcs.cli.prefixes import read_descriptor
 from kvcs.errors import UsageError
 from kvcs.kvfile import load_kv_file
 from kvcs.planner import DEFAULT_ENDPOINT_RATE, plan

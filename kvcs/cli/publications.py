@@ -8,8 +8,9 @@ from typing import Any
 
 from kvcs.cli.authorities import read_protection
 from kvcs.cli.files import read_scope
-from kvcs.cli.options import Peer, read_prefix
 from kvcs.cli.output import Output, octets_text
+from kvcs.cli.peers import Peer
+from kvcs.cli.prefixes import read_prefix
 from kvcs.errors import UsageError
 from kvcs.keyfiles import load_key_ring
 from kvcs.kv import (

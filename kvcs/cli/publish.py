@@ -27,19 +27,17 @@ from kvcs.cli.options import (
     InsecureOption,
     IssuersOption,
     LinesOption,
-    Peer,
     ProtectKeyOption,
     ReconnectOption,
     ScopeKeyOption,
     TokenOption,
     UntrustedRelaysOption,
-    connect_all,
     parse_address,
-    prefix_of,
     seconds,
-    token_source,
 )
 from kvcs.cli.output import Output, octets_text
+from kvcs.cli.peers import Peer, connect_all, token_source
+from kvcs.cli.prefixes import prefix_of
 from kvcs.cli.reloading import reloading
 from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kv import Prefix
@@ -48,7 +46,6 @@ from kvcs.publisher import Publication, Publisher, PublisherSettings
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, Server, serve
-from kvcs.subscriber import index_json
 
 
 def register(app: typer.Typer) -> None:
@@ -228,6 +225,9 @@ def _noted(path: Path | None, uri: str, prefix: Prefix) -> Iterator[None]:
     if path is None:
         yield
         return
+    # Here, since a producer needs nothing else of what consumers do.
+    from kvcs.subscriber.indices import index_json
+
     document = index_json([(uri, prefix)])
     files.write_file(path, document, private=False, replace=True)
     try:

@@ -26,9 +26,9 @@ from kvcs.cli.options import (
     TokenOption,
     parse_address,
     seconds,
-    token_source,
 )
 from kvcs.cli.output import Output
+from kvcs.cli.peers import token_source
 from kvcs.cli.relay_limits import LimitOption, Limits, read_limits
 from kvcs.cli.reloading import reloading
 from kvcs.errors import UsageError

@@ -15,7 +15,6 @@ from kvcs.cli.frame import command
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
     RECONNECT_SECONDS,
-    AnchorsOption,
     AnyRelaysOption,
     CaOption,
     ClientCertOption,
@@ -27,8 +26,6 @@ from kvcs.cli.options import (
     KeysOption,
     LikeOption,
     LinesOption,
-    Peer,
-    ProbeOption,
     ProtectKeyOption,
     ReconnectOption,
     RequireSignedOption,
@@ -37,14 +34,13 @@ from kvcs.cli.options import (
     TokensOption,
     UntrustedRelaysOption,
     WaitOption,
-    connect_all,
-    parse_anchors,
     parse_range,
-    read_prefix,
     seconds,
-    token_source,
 )
 from kvcs.cli.output import Output, octets_text
+from kvcs.cli.peers import Peer, connect_all, token_source
+from kvcs.cli.prefixes import read_prefix
+from kvcs.cli.probing import AnchorsOption, ProbeOption, parse_anchors
 from kvcs.errors import CacheIncomplete, FileError, PublicationAborted, UsageError
 from kvcs.fallback import HttpSource
 from kvcs.keyfiles import load_key_ring

@@ -13,8 +13,9 @@ import typer
 from kvcs.cli.authorities import Scopes, read_own_key, when
 from kvcs.cli.files import write_file
 from kvcs.cli.frame import command
-from kvcs.cli.options import read_token, seconds
+from kvcs.cli.options import seconds
 from kvcs.cli.output import Output
+from kvcs.cli.peers import read_token
 from kvcs.errors import FileError, TrustError, UsageError
 from kvcs.keyfiles import load_key_ring
 from kvcs.trust import (

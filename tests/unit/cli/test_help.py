@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcs.cli.app import app
+from kvcs.cli.app import COMMANDS as KNOWN
 from tests.command import Run
 
 COMMANDS = [
@@ -62,11 +62,21 @@ def words(text: str) -> str:
 
 
 def test_the_commands_are_those_that_are_tested(run: Run) -> None:
-    assert [command.name for command in app.registered_commands] == COMMANDS
     listed = entries(run("--help").out, "Commands")
-    assert list(listed) == [*COMMANDS, *GROUPS]
+    assert list(listed) == list(KNOWN) == [*COMMANDS, *GROUPS]
     for text in listed.values():
         assert text.endswith(".") and not text.endswith("..."), "said in full in one line"
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS])
+def test_the_list_says_of_a_command_what_it_says_of_itself(run: Run, command: str) -> None:
+    paragraph = run(command, "--help").out.split("\n\n")[1]
+    said = " ".join(paragraph.split())
+    assert said == KNOWN[command][1] or said.startswith(KNOWN[command][1] + " ")
+
+
+def test_a_command_that_is_misspelt_is_compared_with_all(run: Run) -> None:
+    assert "Did you mean 'fetch'" in run("fetsh").line()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

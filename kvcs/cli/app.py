@@ -32,7 +32,7 @@ COMMANDS = {
     "plan": ("plan", "Say whether a KV cache is better fetched or computed anew."),
     "demo": ("demo", "Stream a KV cache through a relay and compare both ends."),
     "bench": ("bench", "Measure kvcs beside raw QUIC and beside others."),
-    "doctor": ("doctor", "Look for weak settings: give it the options of a command."),
+    "doctor": ("doctor", "Look for weak settings, of one command or in general."),
     "token": ("token", "Make authorization tokens, and show what one allows."),
     "config": ("config", "Options from a file and from the environment."),
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -44,9 +44,12 @@ SECRETS = (
 """Options that name a file with a secret in it."""
 
 
+Level = Literal["weak", "note"]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One weak setting."""
+    """One weak setting, or a note."""
 
     check: str
     """Its short name, the same for ever."""
@@ -59,6 +62,9 @@ class Finding:
 
     advice: str
     """What to do."""
+
+    level: Level = "weak"
+    """Whether it is a weakness, or a note on what could be better and is nobody's duty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,12 @@ class Chosen:
 
     @classmethod
     def of(cls, command: str, values: dict[str, Any]) -> Chosen:
-        """What a command's settings in a file or in the environment say."""
+        """What a command is run with.
+
+        Args:
+            command: its name.
+            values: its options by parameter, as far as somebody has said them.
+        """
         known: dict[str, Any] = {}
         if command == "publish":
             known["serve"] = bool(values.get("bind"))
@@ -142,7 +153,7 @@ def findings(chosen: Chosen, now: float) -> Iterator[Finding]:
 
 
 def machine() -> Iterator[Finding]:
-    """Everything that is weak in the machine."""
+    """Everything that is weak in the machine, and what could make it faster."""
     wanted = QuicSettings().socket_buffer
     for name in KERNEL_LIMITS:
         limit = _kernel_limit(name)
@@ -160,6 +171,8 @@ def machine() -> Iterator[Finding]:
             "event loop",
             "asyncio's own loop is slower than uvloop",
             f"unset {LOOP_VARIABLE}" if chosen else "pip install 'kvcs[uvloop]'",
+            # An extra, which everything works without.
+            level="note",
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
@@ -69,6 +69,17 @@ class Settings:
 
     origins: dict[tuple[str, str], str] = field(default_factory=dict)
     """Where each value is from: by command (``token make``) and key."""
+
+    def by_command(self) -> dict[tuple[str, ...], dict[str, Any]]:
+        """Values by parameter, of each command that something is said of, by its words."""
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        for name, _ in self.origins:
+            words = tuple(name.split())
+            table = self.values
+            for word in words:
+                table = table[word]
+            found[words] = table
+        return found
 
 
 def commands(root: typer.core.TyperGroup) -> dict[tuple[str, ...], Any]:
@@ -220,6 +231,25 @@ def _read(path: Path) -> dict[str, Any]:
         raise FileError(f"{path}: no TOML: {exc}") from exc
 
 
+def said(ctx: typer.Context, flags: Sequence[str]) -> dict[str, Any]:
+    """Options that flags give, by parameter, as the command would get them.
+
+    Args:
+        ctx: context of the command.
+        flags: what stands behind it.
+
+    Raises:
+        typer.TyperException: there is no such option, or a value does not fit it.
+    """
+    of: Any = ctx.command
+    given, _, _ = of.make_parser(ctx).parse_args(args=list(flags))
+    return {
+        each.name: each.process_value(ctx, given[each.name])
+        for each in options(of).values()
+        if each.name in given
+    }
+
+
 def rows(
     ctx: typer.Context, settings: Settings, wanted: tuple[str, ...], flags: list[str]
 ) -> Iterator[dict[str, Any]]:
@@ -242,7 +272,7 @@ def rows(
         raise UsageError("options go behind one command: kvcs config show relay --cache-mib 64")
     for words, of in chosen.items():
         inner = typer.Context(of, parent=ctx, info_name=words[-1])
-        given, _, _ = of.make_parser(inner).parse_args(args=list(flags))
+        given = said(inner, flags)
         table: Any = settings.values
         for word in words:
             table = table.get(word, {})
@@ -251,7 +281,7 @@ def rows(
             value = table.get(parameter.name, parameter.default)
             if parameter.name in given:
                 value, origin = given[parameter.name], "flag"
-            if origin != "default":
+            elif origin != "default":
                 value = parameter.process_value(inner, value)
             yield {
                 "command": " ".join(words),

@@ -180,7 +180,8 @@ def test_nothing_of_a_secret_is_anywhere(
             told("token", "show", "consumer.token", "--issuers", "issuers.ring")
             for name in ("protect.keys", "producers.ring", "issuers.ring"):
                 told("keys", name)
-            doctor = run("doctor", "--scope-key-file", "scope.key", "--token-file", "other.token")
+            secrets = ("--scope-key-file", "scope.key", "--token-file", "other.token")
+            doctor = run("doctor", "fetch", *secrets)
             shown.append(f"{doctor.out}\n{doctor.err}".encode())
             told("inspect", "cache.safetensors", "--scope-key-file", "scope.key", "--json")
             for path in ("/metrics", "/status", "/healthz", "/readyz"):

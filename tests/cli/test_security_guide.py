@@ -50,7 +50,7 @@ def test_the_guide(place: Place, tmp_path: Path, run: Run, monkeypatch: pytest.M
             if words[0] == "doctor":  # the machine may be weak; what the guide has made is not
                 checks = {found["check"] for found in result.json()}
                 assert checks <= {"socket_buffers", "no_uvloop"}
-                assert result.code == (2 if checks else 0)
+                assert result.code == (2 if "socket_buffers" in checks else 0)
                 continue
             assert result.code == 0, (words, result.err)
             if words[0] == "subscribe":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,22 @@ def made(run: Run, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def strong(folder: Path) -> list[object]:
+def producer(folder: Path) -> list[object]:
     return [
+        "publish",
         *("--scope-key-file", folder / "scope.key"),
         *("--protect-key-file", folder / "protect.keys"),
         *("--sign-key-file", folder / "sign.key"),
+        *("--token-file", folder / "token"),
+        "--untrusted-relays",
+    ]
+
+
+def consumer(folder: Path) -> list[object]:
+    return [
+        "fetch",
+        *("--scope-key-file", folder / "scope.key"),
+        *("--protect-key-file", folder / "protect.keys"),
         *("--keys-file", folder / "producers.ring"),
         *("--token-file", folder / "token"),
         "--untrusted-relays",
@@ -64,7 +76,10 @@ def strong(folder: Path) -> list[object]:
     ]
 
 
-def test_what_kvcs_makes_is_not_weak(run: Run, made: Path) -> None:
+@pytest.mark.parametrize("strong", [producer, consumer])
+def test_what_kvcs_makes_is_not_weak(
+    run: Run, made: Path, strong: Callable[[Path], list[object]]
+) -> None:
     ran = run("doctor", *strong(made), "--json")
     assert (ran.code, ran.json()) == (0, []), ran.err
     said = run("doctor", *strong(made))
@@ -76,7 +91,7 @@ def test_what_kvcs_makes_is_not_weak(run: Run, made: Path) -> None:
 @pytest.mark.parametrize("name", ["scope.key", "protect.keys", "sign.key", "token"])
 def test_a_secret_that_others_can_read(run: Run, made: Path, name: str) -> None:
     (made / name).chmod(0o640)
-    ran = run("doctor", *strong(made), "--json")
+    ran = run("doctor", *producer(made), "--json")
     [found] = ran.json()
     assert (ran.code, found["check"], found["subject"]) == (2, "secret_readable", str(made / name))
     assert "chmod 600" in found["advice"] and "0640" in found["problem"]
@@ -89,40 +104,41 @@ def test_certificates_that_expire_or_are_for_something_else(run: Run, tmp_path: 
     client = ("--client-cert", folder / "site-one-cert.pem")
     key = ("--client-key", folder / "site-one-key.pem")
     servers = ("--cert", folder / "cert.pem", "--client-ca", folder / "ca.pem")
-    good = run("doctor", *client, *key, *servers, "--json")
+    good = run("doctor", "relay", *client, *key, *servers, "--json")
     assert (good.code, good.json()) == (0, []), good.err
 
-    [found] = run("doctor", "--client-cert", folder / "cert.pem", "--json").json()
+    [found] = run("doctor", "fetch", "--client-cert", folder / "cert.pem", "--json").json()
     assert found["check"] == "certificate_purpose"
     (folder / "site-one-key.pem").chmod(0o644)
-    [found] = run("doctor", *key, "--json").json()
+    [found] = run("doctor", "fetch", *key, "--json").json()
     assert found["check"] == "secret_readable"
     short = ("--out", folder, "--client", "site-two", "--days", "1")
     assert run("certs", *short).code == 0
-    [found] = run("doctor", "--client-cert", folder / "site-two-cert.pem", "--json").json()
+    [found] = run("doctor", "fetch", "--client-cert", folder / "site-two-cert.pem", "--json").json()
     assert found["check"] == "certificate_expires" and "1.0 days" in found["problem"]
     later = time.time() + 2 * 86_400
     [gone] = findings(Chosen(client_cert=folder / "site-two-cert.pem"), later)
     assert (gone.check, gone.problem) == ("certificate_expires", "it has expired")
     (folder / "broken.pem").write_text("nothing")
     for name in ("broken.pem", "none.pem"):
-        [found] = run("doctor", "--cert", folder / name, "--json").json()
+        [found] = run("doctor", "relay", "--cert", folder / name, "--json").json()
         assert found["check"] == "unreadable"
-    [found] = run("doctor", "--allow-anyone", *servers, "--json").json()
+    [found] = run("doctor", "relay", "--allow-anyone", *servers, "--json").json()
     assert found["check"] == "open_relay" and "has a certificate" in found["problem"]
 
 
 @pytest.mark.parametrize(
     ("words", "check"),
     [
-        (("--insecure-accept-any-certificate",), ["verify_off"]),
-        (("--allow-anyone",), ["open_relay"]),
-        (("--serve", "127.0.0.1:0"), ["open_publisher"]),
-        (("--untrusted-relays",), ["not_protected", "not_signed"]),
-        (("--token-file", "absent"), ["unreadable", "unreadable"]),
-        (("--keys-file", "absent"), ["unreadable"]),
-        (("--like", "absent"), ["unreadable"]),
-        (("--descriptor", "absent"), ["unreadable"]),
+        (("fetch", "--insecure-accept-any-certificate"), ["verify_off"]),
+        (("relay", "--allow-anyone", "--upstream", "moqt://a.example"), ["open_relay"]),
+        (("publish", "a.safetensors", "--serve", "127.0.0.1:0"), ["open_publisher"]),
+        (("subscribe", "--untrusted-relays"), ["not_protected", "not_signed"]),
+        (("fetch", "--token-file", "absent"), ["unreadable", "unreadable"]),
+        (("fetch", "--keys-file", "absent"), ["unreadable"]),
+        (("fetch", "--like=absent", "--relay", "moqt://a.example"), ["unreadable"]),
+        (("ls", "--descriptor", "absent"), ["unreadable"]),
+        (("token", "make", "--scope-key-file", "absent"), ["unreadable"]),
     ],
 )
 def test_weak_options(run: Run, words: tuple[str, ...], check: list[str]) -> None:
@@ -134,7 +150,7 @@ def test_weak_options(run: Run, words: tuple[str, ...], check: list[str]) -> Non
 
 @pytest.mark.parametrize("guard", ["--issuers", "--client-ca"])
 def test_a_publisher_that_asks_who_comes_is_not_weak(run: Run, guard: str) -> None:
-    ran = run("doctor", "--serve", "127.0.0.1:0", guard, "ring", "--json")
+    ran = run("doctor", "publish", "--serve", "127.0.0.1:0", guard, "ring", "--json")
     assert (ran.code, ran.json()) == (0, [])
 
 
@@ -144,7 +160,7 @@ def test_weights_that_are_not_pinned(run: Run, tmp_path: Path) -> None:
         pinned = kvcs.UNPINNED if weights is None else weights
         document = kvcs.Descriptor(weights=pinned, **DESCRIPTOR).to_json()
         path.write_text(json.dumps(document))
-        ran = run("doctor", "--descriptor", path, "--json")
+        ran = run("doctor", "fetch", "--descriptor", path, "--json")
         assert [found["check"] for found in ran.json()] == checked
 
 
@@ -180,11 +196,57 @@ def test_a_weak_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     ran = run("doctor", "--json")
     assert ran.code == 2
-    assert [(found["check"], found["subject"]) for found in ran.json()] == [
-        ("socket_buffers", "net.core.rmem_max"),
-        ("no_uvloop", "event loop"),
+    assert [(found["check"], found["subject"], found["level"]) for found in ran.json()] == [
+        ("socket_buffers", "net.core.rmem_max", "weak"),
+        ("no_uvloop", "event loop", "note"),
     ]
     assert "sysctl -w net.core.rmem_max=4194304" in run("doctor").out
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_what_is_optional_is_a_note(
+    run: Run, monkeypatch: pytest.MonkeyPatch, chosen: bool
+) -> None:
+    if chosen:
+        monkeypatch.setenv("KVCS_EVENT_LOOP", "asyncio")
+    else:
+        monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    ran = run("doctor", "--json")
+    [found] = ran.json()
+    assert (ran.code, found["check"], found["level"]) == (0, "no_uvloop", "note")
+    said = run("doctor")
+    assert said.code == 0
+    assert said.out.splitlines()[1].startswith("note\tno_uvloop\t")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--allow-anyone",), "options go behind a command"),
+        (("rely", "--allow-anyone"), "'rely'"),
+        (("token", "mint"), "'token'"),
+        (("relay", "--no-such"), "--no-such"),
+        (("relay", "--sign-key-file", "a"), "--sign-key-file"),
+        (("relay", "--cache-mib", "many"), "--cache-mib"),
+    ],
+)
+def test_it_takes_the_options_of_the_command_and_no_others(
+    run: Run, words: tuple[str, ...], says: str
+) -> None:
+    ran = run("doctor", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.line()
+
+
+def test_options_win_over_the_configuration(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kvcs.toml"
+    path.write_text('[publish]\nserve = "127.0.0.1:0"\n[token.make]\nscope-key-file = "absent"\n')
+    checked = [found["check"] for found in run("--config", path, "doctor", "--json").json()]
+    assert checked == ["open_publisher", "unreadable"]
+    ran = run("--config", path, "doctor", "publish", "--issuers", "ring", "--json")
+    assert [found["check"] for found in ran.json()] == ["unreadable"]
 
 
 def test_the_configuration_is_looked_at(

@@ -30,6 +30,7 @@ GROUPS = {"token": ["make", "show"], "config": ["show"]}
 """Commands that have commands of their own."""
 
 FREE_LINES = {"publish", "subscribe", "fetch", "relay"}
+WITH_ARGUMENTS = {"doctor", "inspect", "keys", "publish", "serve-http"}
 NETWORK = {"publish", "subscribe", "fetch", "ls", "inspect"}
 
 
@@ -92,7 +93,7 @@ def test_every_option_says_in_words_what_it_is_for(run: Run, command: str) -> No
         assert "--insecure-accept-any-certificate" in options, "never cut off"
     assert ("--datagram-size" in options) == (command in FREE_LINES)
     arguments = entries(ran.out, "Arguments")
-    assert bool(arguments) == (command in {"inspect", "keys", "publish", "serve-http"})
+    assert bool(arguments) == (command in WITH_ARGUMENTS)
     check_words({**options, **arguments})
 
 

@@ -30,9 +30,9 @@ from kvcs.fallback.folder import (
     folder_of,
     namespace_of,
     publications,
-    read_index,
 )
 from kvcs.fallback.library import aiohttp, is_local, server_context
+from kvcs.fallback.reading import Readers, answer, read_changed
 from kvcs.kv import MANIFEST, DataTrack
 from kvcs.kv.tracks import APPLICATION, PublicationNamespace
 from kvcs.observe import get_logger
@@ -101,6 +101,7 @@ class HttpServer:
         self._runner: Any = None
         self._listening: asyncio.Server | None = None
         self._web: Any = None
+        self._readers: Readers
         self._indices: OrderedDict[Path, tuple[int, SavedPublication]] = OrderedDict()
 
     async def __aenter__(self) -> HttpServer:
@@ -117,6 +118,7 @@ class HttpServer:
         tls = None
         if self._cert is not None and self._key is not None:
             tls = server_context(self._cert, self._key)
+        self._readers = Readers()
         server = web.Server(
             self._answer,
             access_log=None,
@@ -133,6 +135,7 @@ class HttpServer:
             )
         except OSError as exc:
             await self._runner.cleanup()
+            self._readers.close()
             raise ConnectionFailed(
                 f"cannot listen on {self._host}:{self._port}: {exc.strerror}"
             ) from exc
@@ -151,7 +154,10 @@ class HttpServer:
             for _turn in range(ACCEPT_TURNS):
                 await asyncio.sleep(0)
             self._listening.close()
-        await self._runner.cleanup()
+        try:
+            await self._runner.cleanup()
+        finally:
+            self._readers.close()
 
     @property
     def url(self) -> str:
@@ -163,11 +169,11 @@ class HttpServer:
 
     async def _answer(self, request: Any) -> Any:
         self.requests += 1
-        response = self._respond(request)
+        response = await self._respond(request)
         _log.debug("http_request", method=request.method, status=response.status)
         return response
 
-    def _respond(self, request: Any) -> Any:
+    async def _respond(self, request: Any) -> Any:
         web = self._web
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
@@ -181,11 +187,11 @@ class HttpServer:
         if len(parts) < 5 or parts[0] != APPLICATION.decode() or "%" in request.raw_path:
             return web.Response(status=404)
         if len(parts) == 5 and not parts[4]:
-            return self._list(parts[1:4], grants)
+            return await self._list(parts[1:4], grants)
         namespace = namespace_of(parts[1:5])
         if namespace is None:
             return web.Response(status=404)
-        return self._serve(namespace, parts[5:], grants)
+        return await self._serve(request, namespace, parts[5:], grants)
 
     def _grants(self, request: Any) -> tuple[Any, ...] | None:
         """What the tokens of a request allow; None where it shows none.
@@ -219,7 +225,7 @@ class HttpServer:
             return False
         return True
 
-    def _list(self, parts: list[str], grants: tuple[Any, ...]) -> Any:
+    async def _list(self, parts: list[str], grants: tuple[Any, ...]) -> Any:
         web = self._web
         anywhere = namespace_of([*parts, "00" * 16])
         if anywhere is None:
@@ -228,52 +234,52 @@ class HttpServer:
         asked = Asked(Action.SUBSCRIBE_NAMESPACE, (APPLICATION, scope, compat, anchor))
         if not self._may(asked, grants):
             return web.Response(status=403)
-        found = publications(self.root, scope, compat, anchor)
+        found = await self._readers.run(publications, self.root, scope, compat, anchor)
         body = json.dumps([each.hex() for each in found]).encode()
         return web.Response(body=body, content_type="application/json")
 
-    def _serve(
-        self, namespace: PublicationNamespace, parts: list[str], grants: tuple[Any, ...]
+    async def _serve(
+        self,
+        request: Any,
+        namespace: PublicationNamespace,
+        parts: list[str],
+        grants: tuple[Any, ...],
     ) -> Any:
         """One file of a publication, or a part of one. Whether it is there shows to nobody who may
         not have it."""
         web = self._web
         folder = folder_of(self.root, namespace)
-        index = self._index(folder)
+        index = await self._index(folder)
         name, where = self._find(index, parts)
         if not self._may(Asked(Action.FETCH, namespace.fields, name), grants):
             return web.Response(status=403)
         if index is None or where is None:
             return web.Response(status=404)
         path, start, octets = where
-        if octets is None:
-            return web.FileResponse(folder / path)
-        try:
-            with (folder / path).open("rb") as file:
-                file.seek(start)
-                body = file.read(octets)
-        except OSError:
-            return web.Response(status=404)
-        return web.Response(body=body, content_type="application/octet-stream")
+        return await answer(web, request, self._readers, folder / path, start, octets)
 
-    def _index(self, folder: Path) -> SavedPublication | None:
-        try:
-            changed = (folder / INDEX).stat().st_mtime_ns
-        except OSError:
-            return None
+    async def _index(self, folder: Path) -> SavedPublication | None:
         kept = self._indices.get(folder)
-        if kept is not None and kept[0] == changed:
-            self._indices.move_to_end(folder)
-            return kept[1]
         try:
-            index = read_index(folder)
+            changed, index = await self._readers.run(
+                read_changed, folder, None if kept is None else kept[0]
+            )
         except FileError as exc:
             _log.warning("publication_not_readable", reason=str(exc))
             return None
-        while len(self._indices) >= MAX_INDICES:
-            self._indices.popitem(last=False)
-        self._indices[folder] = (changed, index)
+        except OSError:
+            return None
+        if index is None and kept is not None:
+            index = kept[1]
+        if index is not None:
+            self._keep(folder, changed, index)
         return index
+
+    def _keep(self, folder: Path, changed: int, index: SavedPublication) -> None:
+        self._indices[folder] = (changed, index)
+        self._indices.move_to_end(folder)
+        while len(self._indices) > MAX_INDICES:
+            self._indices.popitem(last=False)
 
     @staticmethod
     def _find(

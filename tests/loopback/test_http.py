@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import gc
 import socket
+import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from kvcs.errors import FileError, UsageError
-from kvcs.fallback import HttpServer, HttpSource, SourceFailed, server
+from kvcs.fallback import HttpServer, HttpSource, SourceFailed, reading, server
+from kvcs.fallback.folder import folder_of
 from kvcs.kv import Component, DataTrack
 from kvcs.kv.tracks import PublicationNamespace
 from kvcs.moqt.names import Location
@@ -129,6 +132,138 @@ async def test_other_paths_are_not_found(tmp_path: Path, where: str) -> None:
 async def test_a_range_beyond_the_end_is_refused(tmp_path: Path) -> None:
     async with shelf(tmp_path) as it, asking(it) as ask:
         assert (await ask("k.raw.s0/0", Range="bytes=100000-100001"))[0] == 416
+
+
+# Disks that are slow, and files that are not what their index says
+
+
+@contextlib.contextmanager
+def held(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, wanted: str
+) -> Iterator[tuple[asyncio.Event, threading.Event]]:
+    """A disk that does not answer reads of one path: an event for their begin, one that ends it."""
+    read = getattr(module, name)
+    loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def slow(path: Path, *arguments: object) -> object:
+        if wanted in "/".join(map(str, (path, *arguments))):
+            loop.call_soon_threadsafe(begun.set)
+            assert released.wait(60), "nobody else was served meanwhile"
+        return read(path, *arguments)
+
+    monkeypatch.setattr(module, name, slow)
+    try:
+        yield begun, released
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wanted"),
+    [
+        (reading, "size_of", "k.raw.s0/0"),
+        (reading, "read_part", "k.raw.s0/0"),
+        (server, "read_changed", "/"),
+        (server, "publications", "/"),
+    ],
+)
+async def test_a_disk_that_does_not_answer_stops_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, wanted: str
+) -> None:
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        payloads = [
+            b"".join(it.toy.objects[K0, Location(layer, block)] for block in range(3))
+            for layer in range(2)
+        ]
+        where = "../" if name == "publications" else "k.raw.s0/0"
+        with held(monkeypatch, module, name, wanted) as (begun, released):
+            slow = asyncio.create_task(ask(where))
+            await begun.wait()
+            if name == "read_changed":  # every file is looked up in the index first
+                assert (await ask("../"))[0] == 200
+            else:
+                assert await ask("k.raw.s0/1") == (200, payloads[1])
+            assert not slow.done()
+            released.set()
+            status, body = await slow
+        assert status == 200
+        if name != "publications":
+            assert body == payloads[0]
+
+
+async def test_reads_at_a_time_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READERS", 1)
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        with held(monkeypatch, reading, "read_part", "k.raw.s0/0") as (begun, released):
+            first = asyncio.create_task(ask("k.raw.s0/0"))
+            await begun.wait()
+            second = asyncio.create_task(ask("k.raw.s0/1"))
+            async with aiohttp.ClientSession() as session:
+                async with session.post(it.server.url) as response:
+                    assert response.status == 405
+            assert not first.done() and not second.done()
+            released.set()
+            assert [(await each)[0] for each in (first, second)] == [200, 200]
+
+
+async def test_a_file_goes_out_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PIECE", 7)
+    read: list[int] = []
+    plain = reading.read_part
+
+    def counted(path: Path, start: int, octets: int) -> bytes:
+        read.append(octets)
+        return plain(path, start, octets)
+
+    monkeypatch.setattr(reading, "read_part", counted)
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        whole = b"".join(it.toy.objects[K0, Location(2, block)] for block in range(3))
+        assert await ask("k.raw.s0/2") == (200, whole)
+        assert max(read) == 7 and sum(read) == len(whole)
+        for asked, expected in (
+            ("bytes=0-0", whole[:1]),
+            ("bytes=5-23", whole[5:24]),
+            ("bytes=30-", whole[30:]),
+            ("bytes=-9", whole[-9:]),
+            (f"bytes=3-{1 << 40}", whole[3:]),
+        ):
+            assert await ask("k.raw.s0/2", Range=asked) == (206, expected)
+        for asked in ("bytes=9-3", "bytes=a-b", f"bytes={len(whole)}-", "lines=1-2"):
+            assert await ask("k.raw.s0/2", Range=asked) == (416, b"")
+        url = f"{it.server.url}/kvcs-1/{'/'.join(field.hex() for field in it.namespace)}"
+        async with aiohttp.ClientSession() as session, session.head(f"{url}/k.raw.s0/2") as answer:
+            assert (answer.status, answer.headers["Content-Length"]) == (200, str(len(whole)))
+            assert await answer.read() == b""
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/k.raw.s0/2") as answer:
+            assert answer.content_type == "application/octet-stream"
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{url}/publication.json") as answer:
+                assert answer.content_type == "application/json"
+
+
+async def test_a_file_that_ends_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shelf(tmp_path) as it, asking(it) as ask:
+        path = folder_of(tmp_path, it.namespace) / "k.raw.s0/2"
+        octets = path.read_bytes()
+        path.write_bytes(octets[:-1])
+        key = it.prefix.block_keys
+        assert (await ask(f"{key[2].hex()}/2/k.raw"))[0] == 404
+        assert (await ask(f"{key[0].hex()}/2/k.raw"))[0] == 200
+        # Cut off while it goes out.
+        path.write_bytes(octets)
+        monkeypatch.setattr(reading, "PIECE", 8)
+        plain = reading.read_part
+
+        def cut(path: Path, start: int, octets: int) -> bytes:
+            if start:
+                path.write_bytes(b"")
+            return plain(path, start, octets)
+
+        monkeypatch.setattr(reading, "read_part", cut)
+        with pytest.raises(aiohttp.ClientError):
+            await ask("k.raw.s0/2")
+        path.unlink()
+        assert (await ask("k.raw.s0/2"))[0] == 404
 
 
 # Who gets it

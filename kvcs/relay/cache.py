@@ -147,6 +147,8 @@ class RelayCache:
         """When something came last, in the caller's clock."""
         self.taking: Ranked | None = None
         """The Subgroup from upstream that comes in, while one does."""
+        self.on_due: Callable[[], None] | None = None
+        """Called when `next_timer` is earlier than it was."""
         self.pressure: Relief | None = None
         """What gives way where nothing can leave."""
         self._stats = stats
@@ -271,14 +273,16 @@ class RelayCache:
     def began(self, entry: CachedTrack, location: Location, now: float) -> None:
         """Note that an Object's first octet came: its time in the cache begins (§10)."""
         age = (now, *location)
-        if entry.ages and age < entry.ages[-1]:
-            insort(entry.ages, age)  # it was on the shelf meanwhile
-            entry.due = None
-        else:
-            entry.ages.append(age)
-        if entry.due is None:
+        ages = entry.ages
+        if not ages:
+            ages.append(age)
             self.schedule(entry)
-        if len(entry.ages) % AGES_SLACK == 0:
+        elif age < ages[-1]:
+            insort(ages, age)  # it was on the shelf meanwhile
+            self.schedule(entry)
+        else:
+            ages.append(age)
+        if len(ages) % AGES_SLACK == 0:
             self._prune(entry)
 
     def schedule(self, entry: CachedTrack) -> None:
@@ -288,6 +292,8 @@ class RelayCache:
         if entry.due is not None:
             self._serial += 1
             heappush(self._expiries, (entry.due, self._serial, entry.track.name))
+            if self.on_due is not None and self._expiries[0][1] == self._serial:
+                self.on_due()
             if len(self._expiries) > 2 * len(self._entries) + EXPIRIES_SLACK:
                 self._prune_expiries()
 

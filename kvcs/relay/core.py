@@ -50,7 +50,8 @@ class RelayCore(Sessions):
 
     Args:
         limits: see `RelayLimits`.
-        on_wake: called when `next_timer` may be earlier than it was, outside of an input.
+        on_wake: called when `next_timer` may be earlier than it was, and when there is a line for
+            the log.
         policy: who may do what; anyone everything by default.
         relay_id: what this relay tells other relays that it is; see `kvcs.relay.upstreams`.
     """
@@ -73,6 +74,7 @@ class RelayCore(Sessions):
         self._on_wake = on_wake
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._tracks = Directory()
+        self.cache.on_due = self._wake
         self.cache.pressure = Pressure(self, self._tracks)
         self.relay_id = relay_id
         self._upstreams = Upstreams(self, relay_id, self._heard)
@@ -112,7 +114,7 @@ class RelayCore(Sessions):
     def shelf_opened(self, now: float) -> None:
         """What is on the cache's shelf has been read."""
         self._kept.open(now)
-        self._run_soon(now)
+        self.run_soon(now)
 
     def event(self, key: int, event: events.Event, now: float) -> None:
         """An event of a session."""
@@ -124,7 +126,7 @@ class RelayCore(Sessions):
             if track is not None:
                 track.stream_event(key, event, now)
             if self._soon:
-                self._run_soon(now)
+                self.run_soon(now)
             return
         self.cache.receive_timer(now)
         if isinstance(event, events.SessionClosed):
@@ -151,7 +153,7 @@ class RelayCore(Sessions):
                 track.downstream_event(Place(key, event.request_id), event, now)
             else:
                 self._upstreams.event(key, event.request_id, event, now)
-        self._run_soon(now)
+        self.run_soon(now)
 
     def session_closed(self, key: int, closed: events.SessionClosed, now: float) -> None:
         """A session is over: its announcements, requests and what it brought end with it."""
@@ -179,13 +181,13 @@ class RelayCore(Sessions):
             requests=peer.requests,
             **peer.facts(),
         )
-        self._run_soon(now)
+        self.run_soon(now)
 
     def receive_timer(self, now: float) -> None:
         """`next_timer` is due."""
         self.cache.receive_timer(now)
         self._timers.run(now)
-        self._run_soon(now)
+        self.run_soon(now)
 
     def cancelled(self, place: Place, peer: Peer, now: float) -> None:
         """The peer cancelled a request of its own, or it is allowed no longer."""
@@ -205,7 +207,7 @@ class RelayCore(Sessions):
     def issuers_changed(self, now: float) -> None:
         """Keys of issuers came or went: requests that are allowed no longer end."""
         self._enforcer.permits.look_again(now)
-        self._run_soon(now)
+        self.run_soon(now)
 
     # Outputs
 
@@ -285,6 +287,13 @@ class RelayCore(Sessions):
         self._soon.append(callback)
         self._wake()
 
+    def run_soon(self, now: float) -> None:
+        """An input was taken: call what `soon` was given."""
+        while self._soon:
+            callbacks, self._soon = self._soon, []
+            for callback in callbacks:
+                callback(now)
+
     def reopen(self, name: FullTrackName) -> CachedTrack:
         """Begin a Track anew."""
         self.cache.forget(name)
@@ -298,6 +307,7 @@ class RelayCore(Sessions):
     def report(self, event: str, **facts: Fact) -> None:
         """Write a line to the log."""
         self._reports.append(Report(event, facts))
+        self._wake()
 
     # Inner workings: requests of peers
 
@@ -434,12 +444,6 @@ class RelayCore(Sessions):
     def _let_go(self) -> None:
         for track in self._tracks:
             track.retriever.let_go()
-
-    def _run_soon(self, now: float) -> None:
-        while self._soon:
-            callbacks, self._soon = self._soon, []
-            for callback in callbacks:
-                callback(now)
 
     def _wake(self) -> None:
         if self._on_wake is not None:

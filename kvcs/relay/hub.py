@@ -71,6 +71,9 @@ class Hub(Protocol):
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` with the time, with the next input or timer."""
 
+    def run_soon(self, now: float) -> None:
+        """An input was taken: call what `soon` was given."""
+
     def cause(self, key: int, track: RelayTrack) -> None:
         """A Track is asked for elsewhere since a session wants it; `RequestError` where it is one
         too many."""

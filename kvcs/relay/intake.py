@@ -27,7 +27,7 @@ class Intake(Protocol):
     def started(self, header: ObjectHeader, now: float) -> None:
         """An Object's fields are there."""
 
-    def chunk(self, data: memoryview) -> None:
+    def chunk(self, data: bytes | memoryview) -> None:
         """Payload octets of it."""
 
     def completed(self) -> None:
@@ -111,7 +111,7 @@ class SubgroupIntake:
         self._writer = self._live.begin(header, now)
         self._bay.began(self._writer, header, now)
 
-    def chunk(self, data: memoryview) -> None:
+    def chunk(self, data: bytes | memoryview) -> None:
         """Take payload octets.
 
         Raises:
@@ -214,7 +214,7 @@ class RangeIntake:
             writer = self._writer
             self._bridge.take(writer if isinstance(writer, StoredObject) else writer.stored)
 
-    def chunk(self, data: memoryview) -> None:
+    def chunk(self, data: bytes | memoryview) -> None:
         """Take payload octets.
 
         Raises:

@@ -14,7 +14,6 @@ from kvcs.access.policy import Policy
 from kvcs.errors import FileError, UsageError
 from kvcs.keyfiles import RingFile
 from kvcs.moqt import events
-from kvcs.moqt.objects import ObjectChunk
 from kvcs.moqt.settings import SessionSettings
 from kvcs.moqt.uri import MoqtUri, parse_uri
 from kvcs.observe import get_logger
@@ -203,7 +202,7 @@ class Relay:
         session = replace(
             session, further_options=(*session.further_options, (RELAY_OPTION, relay_id))
         )
-        self._core = RelayCore(settings.limits, self._arm, policy, relay_id)
+        self._core = RelayCore(settings.limits, self._woken, policy, relay_id)
         self._disk: Disk | None = None
         if settings.cache_dir is not None:
             self._disk = Disk(settings.cache_dir, settings.cache_disk_octets, self._core.stats)
@@ -435,9 +434,6 @@ class Relay:
                 return  # it ended before its SETUP, or was refused
             key = self._take_in(connection, now, upstream)
         self._core.event(key, event, now)
-        if isinstance(event, events.ObjectsReceived) and isinstance(event.items[0], ObjectChunk):
-            if len(event.items) == 1:
-                return  # by far the most frequent ones; they change no timer
         if isinstance(event, events.SessionClosed):
             del self._keys[connection]
             self._downstream.discard(connection)
@@ -467,6 +463,10 @@ class Relay:
 
         self._core.session_opened(key, connection.core, now, upstream, waiting, facts)
         return key
+
+    def _woken(self) -> None:
+        self._log_reports()
+        self._arm()
 
     def _arm(self) -> None:
         loop = self._loop

@@ -67,7 +67,8 @@ class Sessions:
         """A request, of ours or of the peer, is over."""
         peer = self._peers.get(place.session)
         if peer is not None:
-            peer.upstream.pop(place.request_id, None)
+            if peer.upstream.pop(place.request_id, None) is not None:
+                peer.core.receptions.sink_to(place.request_id, None)
             peer.downstream.pop(place.request_id, None)
             peer.published.discard(place.request_id)
 

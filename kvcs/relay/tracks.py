@@ -15,7 +15,7 @@ from kvcs.moqt.errors import (
 )
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location
-from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
+from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.sending.publishing import location_filter
@@ -24,14 +24,12 @@ from kvcs.relay.cache import CachedTrack
 from kvcs.relay.consumers import Consumers
 from kvcs.relay.failover import Failover
 from kvcs.relay.hub import Hub
-from kvcs.relay.intake import Bay, Intake, SubgroupIntake
+from kvcs.relay.inflow import Inflow, StreamKey, take_end, take_items
+from kvcs.relay.intake import Bay, Intake
 from kvcs.relay.new_groups import NewGroups
 from kvcs.relay.retrieving import Retriever
 from kvcs.relay.sources import Sources
 from kvcs.relay.upstream import Ask, Retrieval, Upstream, Waiting
-
-StreamKey = tuple[int, int]
-"""Session and stream ID of an upstream data stream."""
 
 StreamEvent = events.ObjectsReceived | events.DataStreamEnded
 """An event of a data stream that has begun: by far the most frequent ones."""
@@ -53,7 +51,8 @@ class RelayTrack:
         self.sources = Sources(hub, self)
         self.failover = Failover(hub, self)
         self.new_groups = NewGroups(hub, self)
-        self._streams: dict[StreamKey, tuple[Intake, Upstream | Retrieval]] = {}
+        self.streams: dict[StreamKey, tuple[Intake, Upstream | Retrieval]] = {}
+        """Data streams that are taken, and whose they are."""
         self.caused_by: int | None = None
         """The session that wanted it first, when it was asked for elsewhere last."""
         self._idle_since: float | None = None
@@ -264,8 +263,8 @@ class RelayTrack:
 
     def forget_streams(self, owner: Upstream) -> None:
         """Streams of an upstream subscription are not taken any more."""
-        self._streams = {
-            stream: pair for stream, pair in self._streams.items() if pair[1] is not owner
+        self.streams = {
+            stream: pair for stream, pair in self.streams.items() if pair[1] is not owner
         }
 
     def session_lost(self, key: int, now: float) -> None:
@@ -288,7 +287,7 @@ class RelayTrack:
         if isinstance(event, events.DataStreamOpened):
             self._open_range(retrieval, place, event.stream_id, now)
         elif isinstance(event, events.TrackMalformed):
-            self._malformed(place.session, event.reason, now)
+            self.malformed(place.session, event.reason, now)
         else:
             self.retriever.event(retrieval, event, now)
 
@@ -297,7 +296,7 @@ class RelayTrack:
         if isinstance(event, events.DataStreamOpened):
             self._open_stream(upstream, event, now)
         elif isinstance(event, events.TrackMalformed):
-            self._malformed(key, event.reason, now)
+            self.malformed(key, event.reason, now)
         elif isinstance(event, events.DatagramReceived):
             self._datagram(key, event.datagram, now)
         else:
@@ -306,8 +305,9 @@ class RelayTrack:
     def _open_stream(self, upstream: Upstream, event: events.DataStreamOpened, now: float) -> None:
         key = upstream.place.session
         if isinstance(event.header, SubgroupHeader):
+            self._give_directly(upstream.place)
             intake = upstream.open_stream(self.bay, event.stream_id, event.header)
-            self._streams[key, event.stream_id] = (intake, upstream)
+            self.streams[key, event.stream_id] = (intake, upstream)
         elif isinstance(event.header, FetchHeader):
             fill = upstream.fill
             if fill is not None and fill.fill and fill.place == upstream.place:
@@ -316,45 +316,40 @@ class RelayTrack:
                 self._stop(key, event.stream_id, StreamCode.CANCELLED)
 
     def _open_range(self, retrieval: Retrieval, place: Place, stream_id: int, now: float) -> None:
+        self._give_directly(place)
         intake = self.retriever.stream_opened(retrieval, stream_id, now)
-        self._streams[place.session, stream_id] = (intake, retrieval)
+        self.streams[place.session, stream_id] = (intake, retrieval)
+
+    def _give_directly(self, place: Place) -> None:
+        """What the streams of a request bring comes here without an event for each datagram."""
+        session = self._hub.session(place.session)
+        if session is not None:
+            inflow = Inflow(self._hub, self, place.session, session)
+            session.receptions.sink_to(place.request_id, inflow)
 
     def stream_event(self, key: int, event: StreamEvent, now: float) -> None:
         """An event of a data stream of a request that was made upstream for this Track."""
-        found = self._streams.get((key, event.stream_id))
-        if found is None:  # a stream that is not taken any more, or of a check
-            self.sources.claims.stream_event((key, event.stream_id), event, now)
-            return
-        intake, owner = found
-        cache = self._hub.cache
-        cache.now = now
-        cache.taking = intake if isinstance(intake, SubgroupIntake) else None
-        if isinstance(owner, Retrieval):
-            owner.progress_at = now
-        try:
-            if isinstance(event, events.DataStreamEnded):
-                self._stream_ended(key, event, intake, owner, now)
-            else:
-                _take_in(intake, event.items, now)
-        except MalformedTrack as exc:
-            self._malformed(key, exc.reason, now)
-        except StoreFull as exc:
-            self._too_much(key, event.stream_id, owner, str(exc), now)
-
-    def _stream_ended(
-        self,
-        key: int,
-        event: events.DataStreamEnded,
-        intake: Intake,
-        owner: Upstream | Retrieval,
-        now: float,
-    ) -> None:
-        del self._streams[key, event.stream_id]
-        if isinstance(owner, Retrieval):
-            self.retriever.stream_ended(owner, event.reset_code, now)
+        stream = key, event.stream_id
+        if stream not in self.streams:  # it is not taken any more, or of a check
+            self.sources.claims.stream_event(stream, event, now)
+        elif isinstance(event, events.ObjectsReceived):
+            take_items(self._hub, self, stream, event.items, now)
         else:
-            owner.streams.pop(event.stream_id, None)
-            intake.ended(event.reset_code)
+            take_end(self._hub, self, stream, event.reset_code, now)
+
+    def stream_ended(self, stream: StreamKey, reset_code: int | None, now: float) -> None:
+        """A data stream that is taken has ended: with FIN where ``reset_code`` is None.
+
+        Raises:
+            MalformedTrack: it may not end there.
+            StoreFull: what it leads to has no room.
+        """
+        intake, owner = self.streams.pop(stream)
+        if isinstance(owner, Retrieval):
+            self.retriever.stream_ended(owner, reset_code, now)
+        else:
+            owner.streams.pop(stream[1], None)
+            intake.ended(reset_code)
 
     def _datagram(self, key: int, datagram: ObjectDatagram, now: float) -> None:
         header = ObjectHeader(
@@ -370,7 +365,7 @@ class RelayTrack:
         try:
             self.track.take_datagram(header, bytes(datagram.payload), now)
         except MalformedTrack as exc:
-            self._malformed(key, exc.reason, now)
+            self.malformed(key, exc.reason, now)
         except StoreFull:
             stats.too_large += 1
         else:
@@ -380,10 +375,11 @@ class RelayTrack:
 
     # What goes wrong
 
-    def _too_much(
-        self, key: int, stream_id: int, owner: Upstream | Retrieval, reason: str, now: float
+    def too_much(
+        self, stream: StreamKey, owner: Upstream | Retrieval, reason: str, now: float
     ) -> None:
         """An Object cannot be held: its stream ends downstream too, the Track goes on."""
+        key, stream_id = stream
         code = StreamCode.EXCESSIVE_LOAD
         if isinstance(owner, Retrieval):
             self.retriever.cut(owner, now)
@@ -395,13 +391,13 @@ class RelayTrack:
     def stop_arriving(self, owner: Upstream, stream_id: int, code: int) -> None:
         """Take no more of a Subgroup from upstream; its stream ends downstream too."""
         key = owner.place.session
-        found = self._streams.pop((key, stream_id), None)
+        found = self.streams.pop((key, stream_id), None)
         if found is not None:
             self._stop(key, stream_id, code)
             owner.streams.pop(stream_id, None)
             found[0].ended(code)
 
-    def _malformed(self, key: int, reason: str, now: float) -> None:
+    def malformed(self, key: int, reason: str, now: float) -> None:
         """What a session sent breaks §12.1: the Track ends for everybody, nothing stays cached."""
         code = StreamCode.MALFORMED_TRACK
         self._hub.stats.malformed += 1
@@ -425,7 +421,7 @@ class RelayTrack:
     def forget_stream(self, place: Place | None, stream_id: int | None) -> None:
         """A stream is not taken any more; what still comes of it is dropped."""
         if place is not None and stream_id is not None:
-            self._streams.pop((place.session, stream_id), None)
+            self.streams.pop((place.session, stream_id), None)
 
     # Idle
 
@@ -461,21 +457,3 @@ class RelayTrack:
         self.consumers.release()
         if not self.sources:
             self._hub.release(self)
-
-
-def _take_in(intake: Intake, items: list[Item], now: float) -> None:
-    """Give what came on a stream to its intake.
-
-    Raises:
-        MalformedTrack: what the intake finds.
-        StoreFull: the same.
-    """
-    for item in items:
-        if isinstance(item, ObjectChunk):
-            intake.chunk(item.data)
-        elif isinstance(item, ObjectStarted):
-            intake.started(item.header, now)
-        elif isinstance(item, ObjectEnded):
-            intake.completed()
-        else:
-            intake.marked(item.kind, item.location)

@@ -56,8 +56,9 @@ class Receptions:
         self._expected[request.request_id] = expected
         return expected
 
-    def sink_to(self, request_id: int, sink: ObjectSink) -> None:
-        """Give the Objects of a request to ``sink``; quiet where the request is over."""
+    def sink_to(self, request_id: int, sink: ObjectSink | None) -> None:
+        """Give the Objects of a request to ``sink``, or report them as events where it is None;
+        quiet where the request is over."""
         expected = self._expected.get(request_id)
         if expected is not None:
             expected.sink = sink

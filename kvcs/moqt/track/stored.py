@@ -131,7 +131,7 @@ class StoredObject:
         """Whether every payload octet is there."""
         return self.received == self.header.payload_length
 
-    def write(self, data: memoryview) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Take payload octets of the stream that began the Object.
 
         Raises:
@@ -153,7 +153,7 @@ class StoredObject:
         else:
             self.merge(at, data)
 
-    def merge(self, offset: int, data: memoryview) -> None:
+    def merge(self, offset: int, data: bytes | memoryview) -> None:
         """Compare payload octets at ``offset`` with what is there, and append what is new.
 
         Where one stream brings the Object nothing is there yet, and this is the one copy of the
@@ -175,7 +175,7 @@ class StoredObject:
         finally:
             self._notify()
 
-    def _append(self, data: memoryview) -> None:
+    def _append(self, data: bytes | memoryview) -> None:
         while len(data):
             if self.received == self._room:
                 self._add_part()
@@ -241,7 +241,7 @@ class StoredObject:
             left -= len(view)
             offset = 0
 
-    def same_start(self, offset: int, data: memoryview) -> bool:
+    def same_start(self, offset: int, data: bytes | memoryview) -> bool:
         """Whether ``data`` equals the stored payload at ``offset``, as far as it is there."""
         position = 0
         for view in self.views(offset, len(data)):
@@ -348,7 +348,7 @@ class DuplicateObject:
         self._ended = False
         stored.followers += 1
 
-    def write(self, data: memoryview) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Compare the next octets, and append those that the stored Object lacks.
 
         Raises:

@@ -397,18 +397,19 @@ def test_a_fetch_that_is_cut_inside_an_object_goes_on(fill: bool) -> None:
     request = consumer.subscribe(run=False) if fill else consumer.fetch(run=False)
 
     steps = 0
-    original = world.lower.core.event
+    link = world.links[0].peer.core
+    original = link.receive_stream_data
 
-    def event(key: int, event: object, now: float) -> None:
+    def receive(stream_id: int, data: bytes, fin: bool, now: float) -> None:
         nonlocal steps
-        original(key, event, now)  # type: ignore[arg-type]
+        original(stream_id, data, fin, now)
         entry = world.lower.core.cache.get(world.tracks[0].name)
         stored = None if entry is None else entry.track.get(Location(0, 1))
         if not steps and stored is not None and 0 < stored.received < OCTETS:
             steps += 1
             world.uppers[0].disconnect(world.links[0])
 
-    world.lower.core.event = event  # type: ignore[method-assign]
+    link.receive_stream_data = receive  # type: ignore[method-assign]
     world.lower.run()
     assert steps == 1
     objects = consumer.objects(request)

@@ -1,0 +1,120 @@
+"""What data streams from upstream bring, on its way to who takes it (MOQT §7).
+
+By far the most of it comes to an `Inflow`, without an event for each datagram.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcs.errors import StoreFull
+from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectStarted
+from kvcs.moqt.session import Session
+from kvcs.relay.hub import Hub
+from kvcs.relay.intake import Intake, SubgroupIntake
+from kvcs.relay.upstream import Retrieval, Upstream
+
+if TYPE_CHECKING:
+    from kvcs.relay.tracks import RelayTrack
+
+StreamKey = tuple[int, int]
+"""Session and stream ID of an upstream data stream."""
+
+
+class Inflow:
+    """Takes what comes on one session for one Track (`kvcs.moqt.incoming.expected.ObjectSink`).
+
+    Args:
+        hub: the relay's core.
+        track: the Track.
+        key: the session's.
+        session: tells the time.
+    """
+
+    __slots__ = ("_hub", "_key", "_session", "_track")
+
+    def __init__(self, hub: Hub, track: RelayTrack, key: int, session: Session) -> None:
+        self._hub = hub
+        self._track = track
+        self._key = key
+        self._session = session
+
+    def take_items(self, stream_id: int, items: list[Item]) -> None:
+        """What one input brought on a stream."""
+        now = self._session.now
+        take_items(self._hub, self._track, (self._key, stream_id), items, now)
+        self._hub.run_soon(now)
+
+    def take_payload(self, stream_id: int, data: bytes) -> None:
+        """Octets of the Object that began last on a stream, and not the last ones of it."""
+        stream = self._key, stream_id
+        found = self._track.streams.get(stream)
+        if found is None:
+            return
+        intake, owner = found
+        hub, now = self._hub, self._session.now
+        _note(hub, intake, owner, now)
+        try:
+            intake.chunk(data)
+        except MalformedTrack as exc:
+            self._track.malformed(self._key, exc.reason, now)
+        except StoreFull as exc:
+            self._track.too_much(stream, owner, str(exc), now)
+        hub.run_soon(now)
+
+
+def take_items(
+    hub: Hub, track: RelayTrack, stream: StreamKey, items: list[Item], now: float
+) -> None:
+    """Take what one input brought on a data stream; nothing where it is not taken any more.
+
+    Args:
+        hub: the relay's core.
+        track: the Track that it belongs to.
+        stream: the stream.
+        items: what its parser has yielded.
+        now: the time.
+    """
+    found = track.streams.get(stream)
+    if found is None:
+        return
+    intake, owner = found
+    _note(hub, intake, owner, now)
+    try:
+        for item in items:
+            if isinstance(item, ObjectChunk):
+                intake.chunk(item.data)
+            elif isinstance(item, ObjectStarted):
+                intake.started(item.header, now)
+            elif isinstance(item, ObjectEnded):
+                intake.completed()
+            else:
+                intake.marked(item.kind, item.location)
+    except MalformedTrack as exc:
+        track.malformed(stream[0], exc.reason, now)
+    except StoreFull as exc:
+        track.too_much(stream, owner, str(exc), now)
+
+
+def take_end(
+    hub: Hub, track: RelayTrack, stream: StreamKey, reset_code: int | None, now: float
+) -> None:
+    """Take the end of a data stream: FIN where ``reset_code`` is None."""
+    intake, owner = track.streams[stream]
+    _note(hub, intake, owner, now)
+    try:
+        track.stream_ended(stream, reset_code, now)
+    except MalformedTrack as exc:
+        track.malformed(stream[0], exc.reason, now)
+    except StoreFull as exc:
+        track.too_much(stream, owner, str(exc), now)
+
+
+def _note(hub: Hub, intake: Intake, owner: Upstream | Retrieval, now: float) -> None:
+    """Note what comes, for what may have to leave the cache for it."""
+    cache = hub.cache
+    cache.now = now
+    cache.taking = intake if isinstance(intake, SubgroupIntake) else None
+    if isinstance(owner, Retrieval):
+        owner.progress_at = now

@@ -69,6 +69,8 @@ class LocationSet:
         return len(self._starts)
 
     def __contains__(self, location: Location) -> bool:
+        if not self._starts:
+            return False
         index = bisect_right(self._starts, location) - 1
         return index >= 0 and location <= self._ends[index]
 
@@ -90,6 +92,20 @@ class LocationSet:
             end = max(end, self._ends[high - 1])
         self._starts[low:high] = [start]
         self._ends[low:high] = [end]
+
+    def put(self, location: Location) -> None:
+        """Add one Location; cheap where it comes right behind a range, or is in one."""
+        index = bisect_right(self._starts, location) - 1
+        if index >= 0:
+            end = self._ends[index]
+            if location <= end:
+                return
+            if end.group == location.group and end.object + 1 == location.object:
+                after = following(location)
+                if index + 1 == len(self._starts) or self._starts[index + 1] != after:
+                    self._ends[index] = location
+                    return
+        self.add(location, location)
 
     def remove(self, start: Location, end: Location) -> None:
         """Take ``start`` to ``end``, both inclusive, out of the set."""

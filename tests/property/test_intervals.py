@@ -39,6 +39,17 @@ def test_holds_what_was_added_and_not_removed(what: list[tuple[str, Location, Lo
     assert {place for place in LINE if place in known} == model
 
 
+@given(steps, st.lists(places, max_size=8))
+def test_one_location_is_put_as_it_is_added(
+    what: list[tuple[str, Location, Location]], more: list[Location]
+) -> None:
+    (put, _), (added, _) = build(what), build(what)
+    for place in more:
+        put.put(place)
+        added.add(place, place)
+    assert put.ranges() == added.ranges()
+
+
 @given(steps)
 def test_ranges_are_sorted_disjoint_and_do_not_touch(
     what: list[tuple[str, Location, Location]],

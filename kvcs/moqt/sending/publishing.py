@@ -218,6 +218,9 @@ class SubscriptionDelivery:
 
     def object_added(self, subgroup: Subgroup, count: int = 1) -> None:
         """Objects were published or began to arrive."""
+        sender = self._senders.get(subgroup)
+        if sender is not None and sender.queued:
+            return  # it goes on to them by itself
         if not self.forward or self.ended:
             return
         objects = subgroup.objects
@@ -226,7 +229,6 @@ class SubscriptionDelivery:
             for stored in objects[first:]:
                 self._send_datagram(subgroup, stored)
             return
-        sender = self._senders.get(subgroup)
         if sender is None:
             for index in range(first, len(objects)):
                 if objects[index].header.location in self._span:

@@ -47,28 +47,31 @@ class LiveStream:
         """
         track = self._track
         location = header.location
-        stored = track.get(location)
+        group = track.groups.get(header.group_id)
+        stored = None if group is None else group.objects.get(header.object_id)
         if stored is not None:
             writer: StoredObject | DuplicateObject = second_copy(
                 stored, header, track.default_priority
             )
         else:
-            group = track.groups.get(location.group)
             if group is not None and group.final is not None and location.object > group.final:
                 raise MalformedTrack(f"{location} lies beyond the end of its Group, {group.final}")
             if track.final is not None and location > track.final:
                 raise MalformedTrack(f"{location} lies beyond the end of its Track, {track.final}")
             writer = stored = arriving(header, now)
-            track._insert((stored,))
+            track._insert_arriving(stored)
         subgroup = track._subgroup(header)
-        self._join(subgroup)
-        if location in track.delivered and not stored.live:
+        if subgroup is not self._opened:
+            self._join(subgroup)
+        if stored.live:
+            pass  # another stream has brought it
+        elif location in track.delivered:
             stored.live = True  # subscriptions had it, before its Group was evicted
             subgroup.from_start = subgroup.from_start and bool(subgroup.objects)
-        elif not stored.live and track.bridge is not None:
+        elif track.bridge is not None:
             track._learn_status(header)
             track.bridge.came_live(subgroup, stored, self._last)
-        elif not stored.live:
+        else:
             # New, or known from a FETCH only: subscriptions are owed it (§7).
             last = subgroup.objects[-1] if subgroup.objects else None
             stored.continues = last is None or (
@@ -120,8 +123,6 @@ class LiveStream:
         return held
 
     def _join(self, subgroup: Subgroup) -> None:
-        if self._opened is subgroup:
-            return
         if self._opened is not None:
             self._leave(self._opened)  # its Group was evicted under way
         self._opened = subgroup

@@ -9,7 +9,7 @@ stored once however many read them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from kvcs.errors import StoreFull
@@ -20,24 +20,24 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property, find_property
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.bridge import Bridge, note_delivered, reset_subgroup
+from kvcs.moqt.track.followed import Followed
 from kvcs.moqt.track.live import LiveStream
 from kvcs.moqt.track.publishable import check_publishable
 from kvcs.moqt.track.stored import (
     DEFAULT_PRIORITY,
+    FIRST_PART_OCTETS,
     UNLIMITED,
     DuplicateObject,
     Group,
     StoreBudget,
     StoredObject,
     Subgroup,
-    TrackListener,
-    Watcher,
     arriving,
     second_copy,
 )
 
 
-class Track:
+class Track(Followed):
     """All that is known of one Track.
 
     Args:
@@ -56,6 +56,7 @@ class Track:
         properties: KeyValues | None = None,
         budget: StoreBudget | None = None,
     ) -> None:
+        super().__init__()
         self.name = name
         self.authoritative = authoritative
         self.properties = KeyValues() if properties is None else properties
@@ -79,25 +80,28 @@ class Track:
         if authoritative:
             self.known.add(FIRST, LAST)
         self.groups: dict[int, Group] = {}
-        self.listeners: list[TrackListener] = []
         self.delivered = LocationSet()  # what subscriptions got, and was evicted
         self.bridge: Bridge | None = None  # while its source changes
-        self.readers = 0
-        """Fetches and fills that are being delivered."""
-        self.on_followed: Callable[[], None] | None = None
-        """Called when a subscription begins."""
-        self.on_unfollowed: Callable[[], None] | None = None
-        """Called when the last listener or reader has left."""
         self._group_ids: list[int] = []
-        self._watchers: dict[Watcher, None] = {}
 
     # What is there
 
     @property
-    def default_priority(self) -> int:
+    def properties(self) -> KeyValues:
+        """Track Properties; a later set takes the place of the one before (§10)."""
+        return self._properties
+
+    @properties.setter
+    def properties(self, properties: KeyValues) -> None:
+        self._properties = properties
+        value = find_property(properties, Property.DEFAULT_PUBLISHER_PRIORITY)
+        self.default_priority = (
+            value if isinstance(value, int) and value <= 255 else DEFAULT_PRIORITY
+        )
         """DEFAULT_PUBLISHER_PRIORITY of the Track, else 128 (§10)."""
-        value = find_property(self.properties, Property.DEFAULT_PUBLISHER_PRIORITY)
-        return value if isinstance(value, int) and value <= 255 else DEFAULT_PRIORITY
+        value = find_property(properties, Property.MAX_CACHE_DURATION)
+        self.cache_seconds = value / 1000 if isinstance(value, int) else None
+        """MAX_CACHE_DURATION in seconds; None where the Track names none."""
 
     def get(self, location: Location) -> StoredObject | None:
         """The Object at ``location``, if it is stored."""
@@ -129,16 +133,8 @@ class Track:
 
     def expired(self, stored: StoredObject, now: float) -> bool:
         """Whether a cache must not start to send the Object any more (§10, MAX_CACHE_DURATION)."""
-        if self.authoritative:
-            return False
         seconds = self.cache_seconds
-        return seconds is not None and now > stored.born + seconds
-
-    @property
-    def cache_seconds(self) -> float | None:
-        """MAX_CACHE_DURATION in seconds; None where the Track names none."""
-        value = find_property(self.properties, Property.MAX_CACHE_DURATION)
-        return value / 1000 if isinstance(value, int) else None
+        return seconds is not None and not self.authoritative and now > stored.born + seconds
 
     def touch(self, group_id: int) -> None:
         """Note that a Group was used, for least-recently-used eviction."""
@@ -245,7 +241,7 @@ class Track:
         if stored is not None:
             return second_copy(stored, header, self.default_priority)
         fresh = arriving(header, now)
-        self._insert((fresh,))
+        self._insert_arriving(fresh)
         return fresh
 
     def take_datagram(self, header: ObjectHeader, payload: bytes, now: float) -> None:
@@ -350,43 +346,7 @@ class Track:
         """Say that the Track goes on after all: a publisher of it came back."""
         self.ended, self.ended_reason, self.abandoned = None, "", False
 
-    # Waiting
-
-    def watch(self, watcher: Watcher) -> None:
-        """Wake ``watcher`` once, when more becomes known of the Track."""
-        self._watchers[watcher] = None
-
-    def unwatch(self, watcher: Watcher) -> None:
-        """Undo `watch`; quiet where it was woken already."""
-        self._watchers.pop(watcher, None)
-
-    def wake(self) -> None:
-        """Wake all who wait for the Track."""
-        watchers, self._watchers = self._watchers, {}
-        for watcher in watchers:
-            watcher.wake()
-
     # Leaving
-
-    def leave(self, listener: TrackListener) -> None:
-        """A listener no longer follows the Track; quiet when it has left already."""
-        if listener in self.listeners:
-            self.listeners.remove(listener)
-            self._check_followed()
-
-    def reader_left(self) -> None:
-        """A fetch or fill that was counted in `readers` is over."""
-        self.readers -= 1
-        self._check_followed()
-
-    @property
-    def followed(self) -> bool:
-        """Whether a subscription, fetch or fill is being served from it."""
-        return bool(self.listeners) or self.readers > 0
-
-    def _check_followed(self) -> None:
-        if not self.followed and self.on_unfollowed is not None:
-            self.on_unfollowed()
 
     def evict_group(self, group_id: int) -> int:
         """Drop a Group, return its octets; its Objects become unknown, never non-existent (§7)."""
@@ -420,26 +380,44 @@ class Track:
         self.budget.release(octets)
 
     def _insert(self, run: Sequence[StoredObject]) -> None:
-        """Take in one Object, or several of one Group whose IDs follow each other."""
+        """Take in whole Objects of one Group whose IDs follow each other."""
         octets = sum([stored.octets for stored in run])
-        self.budget.reserve(octets)
         first, last = run[0].header.location, run[-1].header.location
-        group = self.groups.get(first.group)
-        if group is None:
-            group = self.groups[first.group] = Group(first.group)
-            insort(self._group_ids, first.group)
+        group = self._group_for(first.group, octets)
         for object_id, stored in enumerate(run, first.object):
             group.objects[object_id] = stored
-            if not stored.complete:
-                stored.grow = partial(self._grow, group, stored)
         ids = group.object_ids
         index = len(ids) if not ids or first.object > ids[-1] else bisect_left(ids, first.object)
         ids[index:index] = range(first.object, last.object + 1)
+        if len(run) > 1 or last not in self.known:
+            self.known.add(first, last)
+
+    def _insert_arriving(self, stored: StoredObject) -> None:
+        """Take in an Object whose payload is to come, if it has any."""
+        header = stored.header
+        group = self._group_for(header.group_id, stored.octets)
+        object_id = header.object_id
+        group.objects[object_id] = stored
+        if header.payload_length > FIRST_PART_OCTETS:
+            stored.grow = partial(self._grow, group, stored)
+        ids = group.object_ids
+        if not ids or object_id > ids[-1]:
+            ids.append(object_id)
+        else:
+            insort(ids, object_id)
+        self.known.put(header.location)
+
+    def _group_for(self, group_id: int, octets: int) -> Group:
+        """The Group that so many octets go to, which the budget has room for; used just now."""
+        self.budget.reserve(octets)
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+            insort(self._group_ids, group_id)
         group.octets += octets
         self.octets += octets
         group.used = self.budget.tick()
-        if len(run) > 1 or last not in self.known:
-            self.known.add(first, last)
+        return group
 
     def _grow(self, group: Group, stored: StoredObject, octets: int) -> None:
         """Count more of an Object that is arriving; `StoreFull` where it does not fit."""
@@ -479,10 +457,13 @@ class Track:
             stored.live = True
             subgroup.octets += stored.header.payload_length
         subgroup.objects += run
-        self.note_largest(run[-1].header.location)
-        for listener in list(self.listeners):
+        last = run[-1].header.location
+        if self.largest is None or last > self.largest:
+            self.largest = last
+        for listener in tuple(self.listeners):
             listener.object_added(subgroup, len(run))
-        self.wake()
+        if self._watchers:
+            self.wake()
 
     def _finish(self, subgroup: Subgroup, final: int | None) -> None:
         """A Subgroup is whole; ``final`` is the last Object ID of its Group, if that is known."""

@@ -140,6 +140,8 @@ class StoredObject:
         """
         at, size = self._at, len(data)
         self._at = at + size
+        if at == self._room == self.received and size and not self.failed:
+            self._add_part()
         if at == self.received and size <= self._room - at and not self.failed:
             # One stream brings it, and there is room: all that is left of `merge`.
             part = self.parts[-1]

@@ -171,6 +171,26 @@ def test_the_timer_is_due_when_there_is_something_to_expire() -> None:
     assert shelf.cache.next_timer() is None
 
 
+def test_who_arms_the_timer_hears_when_it_is_due_earlier() -> None:
+    """Objects come without an event each, so nobody would look at the timer otherwise."""
+    shelf = Shelf(10**6)
+    told: list[float | None] = []
+    shelf.cache.on_due = lambda: told.append(shelf.cache.next_timer())
+    late = shelf.open("a", duration_ms=10_000)
+    shelf.add(late, 0, 0, now=1.0)
+    assert told == [pytest.approx(11.0)]
+    shelf.add(late, 0, 1, now=2.0)
+    assert len(told) == 1
+    soon = shelf.open("b", duration_ms=1000)
+    shelf.add(soon, 0, 0, now=2.0)
+    assert told[1:] == [pytest.approx(3.0)]
+    shelf.add(shelf.open("c", duration_ms=5000), 0, 0, now=2.0)
+    assert len(told) == 2
+    shelf.cache.receive_timer(3.1)
+    shelf.add(soon, 1, 0, now=3.2)  # its first one again
+    assert told[2:] == [pytest.approx(4.2)]
+
+
 def test_a_shorter_duration_that_comes_later_counts() -> None:
     shelf = Shelf(10**6)
     entry = shelf.open("a", used=True)

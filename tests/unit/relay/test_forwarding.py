@@ -416,3 +416,33 @@ def test_group_order_and_filters_are_each_subscribers_own(hub: Hub) -> None:
     put(source, 3, 0)
     hub.run()
     assert up.locations(ascending)[-1] == down.locations(descending)[-1] == Location(3, 0)
+
+
+def test_objects_come_without_an_event_for_each_input() -> None:
+    """Only what comes with a stream's header, before anybody takes it, does; and every octet is
+    passed on."""
+    hub = Hub()
+    raw = RawPublisher(hub)
+    consumer = ConsumerPeer(hub)
+    request = consumer.subscribe()
+    seen: list[object] = []
+    original = hub.core.event
+
+    def event(key: int, event: events.Event, now: float) -> None:
+        seen.append(event)
+        original(key, event, now)
+
+    hub.core.event = event  # type: ignore[method-assign]
+    stream = raw.stream(first_object=True)
+    whole = [stream.object(0, octets=3000, sent=1000)]
+    for start in (1000, 2000):
+        stream.write(whole[0][start : start + 1000])
+    whole += [stream.object(number, octets=50) for number in range(1, 5)]
+    stream.write(b"", fin=True)
+    kinds = [type(each) for each in seen if isinstance(each, events.ObjectsReceived)]
+    assert kinds == []
+    assert sum(isinstance(each, events.DataStreamOpened) for each in seen) == 1
+    assert sum(isinstance(each, events.DataStreamEnded) for each in seen) == 1
+    assert [bytes(each.payload) for each in consumer.objects(request)] == whole
+    assert hub.core.stats.objects_in == 5
+    assert hub.core.stats.octets_in == 3200

@@ -16,6 +16,7 @@ from kvcs.quic.aioquic_backend.budget import SendBudget
 from kvcs.quic.aioquic_backend.ending import Ending, ending_of
 from kvcs.quic.aioquic_backend.ports import Address, Clock, Owner, Sizes, Timer, Wire
 from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.private.flights import reuse
 from kvcs.quic.aioquic_backend.prober import DatagramSizeProber
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.transport import TransportReceiver
@@ -233,6 +234,8 @@ class ConnectionDriver:
                 self._wire.send(datagrams)
                 if leaving:
                     self._farewell = datagrams
+                elif not self._wire.blocked:
+                    reuse(datagrams)
             if not self._in_batch:
                 self._deliver()  # building packets issues connection IDs
         except Exception:

@@ -30,7 +30,11 @@ class Wire(Protocol):
         """Octets that the socket buffers while receiving, and while sending."""
 
     def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
-        """Send datagrams, in order; what the network refuses is lost."""
+        """Send datagrams, in order; what the network refuses is lost.
+
+        Where it is not `blocked` afterwards it has no use for them any more: their memory may be
+        that of the next ones.
+        """
 
 
 class Timer(Protocol):

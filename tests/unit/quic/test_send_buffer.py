@@ -63,3 +63,19 @@ def test_views_of_larger_items_are_counted_in_octets() -> None:
     buffer = SendBuffer()
     assert buffer.extend([memoryview(bytes(range(16))).cast("I")]) == 16
     assert buffer[0:16] == bytes(range(16))
+
+
+@given(
+    st.lists(st.integers(1, 3 * SMALL_OCTETS), min_size=1, max_size=8),
+    st.integers(1, 4 * SMALL_OCTETS),
+    st.floats(0, 1),
+)
+def test_runs_that_follow_each_other_are_cut_as_one_by_one(
+    sizes: list[int], size: int, begin: float
+) -> None:
+    buffer = SendBuffer()
+    buffer.extend([bytes((n + at) % 251 for at in range(octets)) for n, octets in enumerate(sizes)])
+    start = round(begin * len(buffer))
+    count = (len(buffer) - start) // size
+    runs = [b"".join(pieces) for pieces in buffer.cuts(start, size, count)] if count else []
+    assert runs == [buffer[at : at + size] for at in range(start, start + count * size, size)]

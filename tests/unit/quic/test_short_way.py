@@ -24,6 +24,8 @@ from aioquic.quic.recovery import QuicPacketRecovery
 from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 from aioquic.tls import CipherSuite, Epoch
 
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.aioquic_backend.private import flights
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.private.flights import Flight, StreamPacket
@@ -90,6 +92,58 @@ def test_the_library_opens_what_a_flight_seals(
         assert number == 0xFFFE + index, "the packet number goes on beyond what two octets hold"
         assert header[1:9] == b"12345678"
         assert header[0] == 0x41 | spin_bit << 5
+
+
+def test_memory_of_large_datagrams_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare: list[bytearray] = []
+    monkeypatch.setattr(flights, "_spare", spare)
+    ours, theirs = keys(CipherSuite.AES_128_GCM_SHA256)
+
+    def sent(number: int, sizes: list[int]) -> list[tuple[bytes, Any]]:
+        flight = Flight(ours, b"12345678", False, number)
+        for size in sizes:
+            flight.seal([bytes((number,)) * size])
+        return [(datagram, SERVER) for datagram in flight.datagrams()]
+
+    first = sent(1, [8000, 8000, 100])
+    flights.reuse(first)
+    assert len(spare) == 2, "small ones are no bytearrays"
+    again = sent(4, [8000, 9000])
+    assert again[0][0] is first[1][0]
+    assert again[1][0] is not first[0][0], "it has another size"
+    assert not spare
+    for index, (datagram, _) in enumerate(again):
+        _, payload, _ = theirs.decrypt_packet(bytes(datagram), 9, 4 + index)
+        assert payload == b"\x04" * (8000, 9000)[index]
+    for _ in range(3):
+        flights.reuse([(bytearray(5000), SERVER)] * (flights.MAX_SPARE // 2))
+    assert len(spare) == flights.MAX_SPARE
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_memory_is_taken_back_once_the_wire_has_no_use_for_it(
+    blocked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare: list[bytearray] = []
+    monkeypatch.setattr(flights, "_spare", spare)
+    settings = QuicSettings(datagram_size=8952)
+    pair = Pair(client=settings, server=settings, datagram_size=8952)
+    pair.clock.run_for(1.0)
+    assert pair.client.transport.datagram_size == 8952
+    spare.clear()
+    given: list[list[tuple[bytes, Any]]] = []
+
+    def send(datagrams: list[tuple[bytes, Any]]) -> None:
+        given.append(datagrams)
+        pair.client.blocked = blocked
+
+    monkeypatch.setattr(pair.client, "send", send)
+    pair.client.transport.send(FIRST - 4, b"", False)
+    pair.client.transport.send(FIRST, bytes(30_000), False)
+    pair.client.transport.flush()
+    large = [data for datagrams in given for data, _ in datagrams if isinstance(data, bytearray)]
+    assert 8952 in map(len, large)
+    assert [id(data) for data in spare] == ([] if blocked else [id(data) for data in large])
 
 
 def test_an_empty_flight_has_no_datagrams() -> None:

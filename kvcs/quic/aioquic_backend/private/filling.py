@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 from aioquic.buffer import encode_uint_var
 from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryHandler, QuicSentPacket
-from aioquic.quic.stream import QuicStream
+from aioquic.quic.stream import QuicStream, QuicStreamSender
 from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.flights import (
@@ -166,7 +166,9 @@ class Filling:
             return False
         stream_id, end = encode_uint_var(stream_key(stream)), sender._buffer_fin
         buffer: Any = sender._buffer
-        at, fin, going = start, False, True
+        at, fin, going = self._fill_whole(sender, stream_id, start, stop), False, True
+        if at > start:
+            fin, going = at == end, at < stop and at - start < TURN_OCTETS
         while going and (self._left or self.open()):
             if at < FEW:
                 head = stream_id + (at | FOUR_OCTETS).to_bytes(4, "big")
@@ -203,3 +205,47 @@ class Filling:
         if fin:
             sender._pending_eof = False
         return at > start or fin
+
+    def _fill_whole(self, sender: QuicStreamSender, stream_id: bytes, start: int, stop: int) -> int:
+        """Fill packets with nothing but one frame of one stream, as most are, in few steps each.
+
+        Args:
+            sender: of the stream.
+            stream_id: as a frame has it.
+            start: offset of the first octet.
+            stop: where what may be sent ends.
+
+        Returns:
+            The offset behind the last octet that was written.
+        """
+        size, flight = self._size, self._flight
+        wide = stop >= FEW
+        room = size - self._overhead - 1 - len(stream_id) - (8 if wide else 4)
+        count = min(
+            self._packets_left,
+            self._octets_left // size,
+            (stop - start) // room,
+            -(-TURN_OCTETS // room),
+        )
+        if count <= 0 or self._left or self.acknowledgement is not None:
+            return start
+        at, end, now, sent = start, sender._buffer_fin, self._now, self.sent
+        bits, octets = (EIGHT_OCTETS, 8) if wide else (FOUR_OCTETS, 4)
+        filling = FILLING + stream_id
+        buffer: Any = sender._buffer
+        number = flight.next_number
+        for pieces in buffer.cuts(start, room, count):
+            reached = at + room
+            if reached == end:
+                filling = FILLING_FIN + stream_id
+            flight.seal([filling + (at | bits).to_bytes(octets, "big"), *pieces])
+            sent[number] = StreamPacket(number, now, size, [(sender, at, reached, reached == end)])
+            number += 1
+            at = reached
+        taken = count * size
+        self.octets += taken
+        self.data_octets += taken
+        self.data_packets += count
+        self._octets_left -= taken
+        self._packets_left -= count
+        return at

@@ -7,9 +7,11 @@ those are joined from where their octets lie, and the headers of a flight are pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, cast
 
+from aioquic.quic.connection import NetworkAddress
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import PACKET_FIXED_BIT, QuicPacketType
 from aioquic.quic.packet_builder import PACKET_NUMBER_SEND_SIZE, QuicDeliveryHandler
@@ -34,10 +36,20 @@ LARGE_OCTETS: Final = 4096
 """Payloads above this are sealed where they are sent from, if the cipher can: memory for a second
 copy of them costs more than the cipher."""
 
+MAX_SPARE: Final = 128
+"""Datagrams whose memory a process keeps to be used again: what a few transmissions take."""
+
 NONCE_OCTETS: Final = 12
 NUMBER_MASK: Final = 0xFFFF
 SHORT_HEADER_BITS: Final = 0x1F
 """Bits of a short header's first octet that are protected (RFC 9001 §5.4.1)."""
+
+_spare: Final[list[bytearray]] = []
+"""Memory of large datagrams that were sent.
+
+Given back to the allocator it would go on to the system, transmission by transmission, which clears
+it page by page for the next: dearer than the cipher.
+"""
 
 SentFrame = tuple[QuicStreamSender, int, int, bool]
 """A STREAM frame on its way: whose it is, where it begins and ends, and whether it has the FIN."""
@@ -117,10 +129,11 @@ class Flight:
         head = self._plain_head + (number & NUMBER_MASK).to_bytes(PACKET_NUMBER_SEND_SIZE, "big")
         plain = b"".join(payload)
         if self._encrypt_into is not None and len(plain) > LARGE_OCTETS:
-            datagram = bytearray(len(head) + len(plain) + TAG_OCTETS)
+            size = len(head) + len(plain) + TAG_OCTETS
+            datagram = _memory(size)
             self._encrypt_into(nonce, plain, head, memoryview(datagram)[len(head) :])
             self._sealed.append(datagram)
-            return len(datagram)
+            return size
         sealed = self._encrypt(nonce, plain, head)
         self._sealed.append(sealed)
         return len(head) + len(sealed)
@@ -160,3 +173,22 @@ class Flight:
             return b"".join([mask(bytes(s)).ljust(SAMPLE_OCTETS, b"\0") for s in samples])
         # AES encrypts block by block, so all samples go through in one call.
         return self._protection._encryptor.update(b"".join(samples))
+
+
+def reuse(datagrams: Sequence[tuple[bytes | bytearray, NetworkAddress]]) -> None:
+    """Take back the memory of datagrams that nobody looks at any more."""
+    room = MAX_SPARE - len(_spare)
+    if room > 0:
+        _spare.extend([data for data, _ in datagrams if isinstance(data, bytearray)][:room])
+
+
+def _memory(size: int) -> bytearray:
+    """Memory for a datagram; what is in it is not specified."""
+    while _spare:
+        try:
+            spare = _spare.pop()
+        except IndexError:  # another thread has an event loop of its own
+            break
+        if len(spare) == size:
+            return spare
+    return bytearray(size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 Octets = bytes | bytearray | memoryview
 
@@ -75,6 +75,30 @@ class SendBuffer:
             start += len(piece)
             index += 1
         return pieces
+
+    def cuts(self, start: int, size: int, count: int) -> Iterator[list[memoryview]]:
+        """As `cut`, for several runs of octets that follow each other.
+
+        Args:
+            start: offset of the first.
+            size: octets of each.
+            count: how many there are; all of them are within the buffer.
+        """
+        index = bisect_right(self._starts, start) - 1
+        part, at = memoryview(self._parts[index]), start - self._starts[index]
+        left = len(part) - at
+        for _ in range(count):
+            pieces, lack = [], size
+            while lack > left:
+                pieces.append(part[at:])
+                lack -= left
+                index += 1
+                part, at = memoryview(self._parts[index]), 0
+                left = len(part)
+            pieces.append(part[at : at + lack])
+            at += lack
+            left -= lack
+            yield pieces
 
     def __delitem__(self, where: slice) -> None:
         """Drop the octets before ``where.stop``."""

@@ -8,19 +8,19 @@ key that is derived for its track, with a nonce made of its Location, so that it
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from kvcs.errors import KvcsError, ObjectError, UsageError
+from kvcs.kv.memory import new_memory
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.wire import NeedMore, Reader, encode_vi64
 
@@ -58,6 +58,7 @@ BLOCK_OCTETS: Final = 16
 _KEY_LABEL: Final = b"MOQ 1.0 Secure Objects Secret key "
 _SALT_LABEL: Final = b"MOQ 1.0 Secret salt "
 _COUNTER: Final = struct.Struct(">QI")
+_PLACE: Final = struct.Struct(">QIB")
 
 
 class CipherSuite(IntEnum):
@@ -153,7 +154,7 @@ def associated_data(location: Location, priority: int, immutable: Octets) -> byt
         priority: effective Publisher Priority, 0..255.
         immutable: value of IMMUTABLE_PROPERTIES, octet by octet as it is on the wire.
     """
-    return _COUNTER.pack(*location) + bytes((priority,)) + bytes(immutable)
+    return _PLACE.pack(*location, priority) + immutable
 
 
 def immutable_properties(key_id: int) -> bytes:
@@ -172,6 +173,48 @@ def sealed_octets(payload_octets: int) -> int:
     return len(encode_vi64(payload_octets)) + payload_octets + TAG_OCTETS
 
 
+class _Aead:
+    """AES-GCM under one derived key, made once; it writes where it is told to.
+
+    Args:
+        derived: key and salt of the track.
+    """
+
+    __slots__ = ("_aead", "_open_into", "_salt", "_seal_into")
+
+    def __init__(self, derived: TrackKey) -> None:
+        self._aead = AESGCM(derived.key)
+        self._salt = int.from_bytes(derived.salt)
+        # Some releases of cryptography cannot.
+        self._seal_into: Callable[..., int] | None = getattr(self._aead, "encrypt_into", None)
+        self._open_into: Callable[..., int] | None = getattr(self._aead, "decrypt_into", None)
+
+    def seal(self, location: Location, plain: Octets, associated: bytes, into: memoryview) -> None:
+        """Seal octets; ``into`` has room for the tag behind them."""
+        if self._seal_into is not None:
+            self._seal_into(self._nonce(location), plain, associated, into)
+        else:
+            into[:] = self._aead.encrypt(self._nonce(location), plain, associated)
+
+    def open(
+        self, location: Location, sealed: Octets, associated: bytes, into: memoryview | None
+    ) -> memoryview:
+        """Open sealed octets; raises what `AESGCM` raises where they do not."""
+        if into is None or self._open_into is None:
+            return memoryview(self._aead.decrypt(self._nonce(location), sealed, associated))
+        try:
+            self._open_into(self._nonce(location), sealed, associated, into)
+        except InvalidTag:
+            # It is written before the tag is compared, and nobody may see it.
+            into[:] = bytes(len(into))
+            raise
+        return into
+
+    def _nonce(self, location: Location) -> bytes:
+        """As `nonce`, of a Location that has gone into the associated data, and so fits."""
+        return (self._salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
+
+
 class Sealer:
     """Seals the Objects of one track, each Location once, in ascending order.
 
@@ -188,33 +231,44 @@ class Sealer:
         self.properties: Final = object_properties(key.key_id)
         """Object properties that go with every sealed payload."""
         self._immutable = immutable_properties(key.key_id)
-        self._algorithm = algorithms.AES(derived.key)
-        self._salt = derived.salt
+        self._aead = _Aead(derived)
         self._last: Location | None = None
         self._blocks = 0
 
-    def seal(
-        self,
-        location: Location,
-        priority: int,
-        parts: Sequence[Octets],
-        into: memoryview | None = None,
-    ) -> memoryview:
+    def seal(self, location: Location, priority: int, parts: Sequence[Octets]) -> memoryview:
         """Seal one payload.
 
         Args:
             location: behind every one that this has sealed.
             priority: the Object's Publisher Priority, which is fixed from here on.
-            parts: the payload's octets in pieces; they are read once and not joined.
-            into: where the sealed payload goes, `sealed_octets` long; a new buffer by default.
+            parts: the payload's octets in pieces.
 
         Returns:
             The sealed payload.
 
         Raises:
-            UsageError: the Location was sealed or passed already, its Object ID is too large, or
-                ``into`` has another length.
+            UsageError: the Location was sealed or passed already, or its Object ID is too large.
             KeyExhausted: the key has sealed 64 GiB.
+        """
+        framed = b"".join((encode_vi64(sum(map(len, parts))), *parts))
+        sealed = new_memory(len(framed) + TAG_OCTETS).data
+        self.seal_framed(location, priority, framed, sealed)
+        return sealed
+
+    def seal_framed(
+        self, location: Location, priority: int, framed: Octets, into: memoryview
+    ) -> None:
+        """Seal one payload that lies behind its length already.
+
+        Args:
+            location: behind every one that this has sealed.
+            priority: the Object's Publisher Priority, which is fixed from here on.
+            framed: the payload's length as a variable-length integer, then the payload.
+            into: where the sealed payload goes, 16 octets longer than ``framed`` and apart from it.
+
+        Raises:
+            UsageError: as `seal`, or ``into`` has another length.
+            KeyExhausted: as `seal`.
         """
         if location.object > MAX_OBJECT_ID:
             raise UsageError(f"Object ID {location.object} does not fit a sealed Object's nonce")
@@ -223,23 +277,14 @@ class Sealer:
                 f"Object {location.group}/{location.object} was sealed or passed already; a second"
                 " payload needs a new publication"
             )
-        octets = sum(map(len, parts))
-        prefix = encode_vi64(octets)
-        # The tag's place is the slack that the cipher wants behind what it writes.
-        size = len(prefix) + octets + TAG_OCTETS
-        sealed = memoryview(bytearray(size)) if into is None else into
-        if len(sealed) != size:
-            raise UsageError(f"{len(sealed)} octets of room for {size} sealed ones")
-        self._count(len(prefix) + octets)
+        octets = len(framed)
+        if len(into) != octets + TAG_OCTETS:
+            raise UsageError(f"{len(into)} octets of room for {octets + TAG_OCTETS} sealed ones")
+        self._count(octets)
         self._last = location
-        encryptor = Cipher(self._algorithm, modes.GCM(nonce(self._salt, location))).encryptor()
-        encryptor.authenticate_additional_data(associated_data(location, priority, self._immutable))
-        end = 0
-        for part in (prefix, *parts):
-            end += encryptor.update_into(part, sealed[end:])
-        encryptor.finalize()
-        sealed[end:] = encryptor.tag
-        return sealed
+        self._aead.seal(
+            location, framed, associated_data(location, priority, self._immutable), into
+        )
 
     def _count(self, octets: int) -> None:
         blocks = self._blocks + -(-octets // BLOCK_OCTETS) + 2  # associated data, tag
@@ -266,14 +311,21 @@ class Opener:
     def __init__(self, keys: Keys, name: FullTrackName) -> None:
         self._keys = keys
         self._name = serialized_name(name)
-        self._derived: dict[int, tuple[AESGCM, bytes]] = {}
+        self._derived: dict[int, _Aead] = {}
         self._known: tuple[bytes, int] = (b"", 0)
         """Immutable properties that were read last, and their Key ID: most often all are alike."""
+        self._frame: tuple[int, bytes] = (-1, b"")
+        """Octets of the last one that was opened and had but a payload, and what stood before."""
         self.failures = 0
         """Objects that did not open."""
 
     def open(
-        self, location: Location, priority: int, immutable: Octets | None, sealed: Octets
+        self,
+        location: Location,
+        priority: int,
+        immutable: Octets | None,
+        sealed: Octets,
+        into: memoryview | None = None,
     ) -> memoryview:
         """Open one payload.
 
@@ -282,6 +334,11 @@ class Opener:
             priority: its effective Publisher Priority.
             immutable: value of its IMMUTABLE_PROPERTIES; None where it has none.
             sealed: the payload as it came.
+            into: where it is opened, 16 octets shorter than ``sealed`` and apart from it. New
+                memory by default.
+
+        Returns:
+            The payload; it lies in ``into`` where that was given.
 
         Raises:
             ObjectError: ``unprotected``: no Key ID; ``key``: an unknown one; ``seal``: it does not
@@ -289,13 +346,18 @@ class Opener:
                 be shown to the peer.
         """
         try:
-            return self._open(location, priority, immutable, sealed)
+            return self._open(location, priority, immutable, sealed, into)
         except ObjectError:
             self.failures += 1
             raise
 
     def _open(
-        self, location: Location, priority: int, immutable: Octets | None, sealed: Octets
+        self,
+        location: Location,
+        priority: int,
+        immutable: Octets | None,
+        sealed: Octets,
+        into: memoryview | None,
     ) -> memoryview:
         if immutable is None:
             raise ObjectError(
@@ -306,24 +368,27 @@ class Opener:
         key_id = self._known[1]
         if location.object > MAX_OBJECT_ID:
             raise ObjectError(f"Object ID {location.object} does not fit a nonce", check="seal")
-        aead, salt = self._key(key_id)
+        aead = self._derived.get(key_id) or self._derive(key_id)
         try:
-            plain = aead.decrypt(
-                nonce(salt, location), sealed, associated_data(location, priority, immutable)
-            )
+            associated = associated_data(location, priority, immutable)
+            plain = aead.open(location, sealed, associated, into)
         except (InvalidTag, ValueError, OverflowError):
             raise ObjectError("a sealed Object does not open", check="seal") from None
-        return _payload(memoryview(plain))
+        octets, prefix = self._frame
+        if len(plain) == octets and plain[: len(prefix)] == prefix:
+            return plain[len(prefix) :]
+        payload, start = _payload(plain)
+        if start + len(payload) == len(plain):
+            self._frame = (len(plain), bytes(plain[:start]))
+        return payload
 
-    def _key(self, key_id: int) -> tuple[AESGCM, bytes]:
-        found = self._derived.get(key_id)
-        if found is None:
-            key = self._keys.get(key_id)
-            if key is None:
-                raise ObjectError(f"no key with Key ID {key_id} is known", check="key")
-            derived = derive(key.suite, key_id, key.base_key, self._name)
-            found = self._derived[key_id] = (AESGCM(derived.key), derived.salt)
-        return found
+    def _derive(self, key_id: int) -> _Aead:
+        key = self._keys.get(key_id)
+        if key is None:
+            raise ObjectError(f"no key with Key ID {key_id} is known", check="key")
+        made = _Aead(derive(key.suite, key_id, key.base_key, self._name))
+        self._derived[key_id] = made
+        return made
 
 
 def read_key_id(immutable: Octets) -> int:
@@ -349,8 +414,9 @@ def read_key_id(immutable: Octets) -> int:
     return found[0]
 
 
-def _payload(plain: memoryview) -> memoryview:
-    """The payload inside opened octets; a list of encrypted properties behind it is passed over."""
+def _payload(plain: memoryview) -> tuple[memoryview, int]:
+    """The payload inside opened octets, and where it starts; a list of encrypted properties behind
+    it is passed over."""
     reader = Reader(plain)
     try:
         octets = reader.vi64()
@@ -364,4 +430,4 @@ def _payload(plain: memoryview) -> memoryview:
         raise ObjectError("a sealed payload is shorter than it says", check="seal") from None
     if reader.remaining:
         raise ObjectError("octets behind the encrypted properties", check="seal")
-    return plain[start : start + octets]
+    return plain[start : start + octets], start

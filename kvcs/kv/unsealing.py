@@ -7,12 +7,13 @@ a buffer of its own. Plain logic: no I/O, no clock.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from kvcs.errors import ObjectError, UsageError
+from kvcs.kv.holdings import Lane
 from kvcs.kv.ledger import Ledger
+from kvcs.kv.memory import new_memory
 from kvcs.kv.payload import HEADER_OCTETS, MAX_DATA_OCTETS
 from kvcs.kv.protection import TAG_OCTETS, Keys, Opener, sealed_octets
 from kvcs.kv.slots import Outcome
@@ -26,8 +27,28 @@ MAX_SEALED_OCTETS: Final = 256 * 2**20
 MAX_ENCRYPTED_PROPERTIES: Final = 4096
 """Octets that may follow the payload inside a sealed one, where the codec fixes its length."""
 
+MAX_SPARE_BUFFERS: Final = 4
+"""Buffers that are kept for the next sealed Objects, which most often are as long as the last."""
+
+MAX_SPARE_OCTETS: Final = 4 * 2**20
+"""Longest buffer that is kept."""
+
 QUIET_CHECKS: Final = frozenset({"unprotected", "key", "seal"})
 """Checks whose failure must not show: to the peer it looks as if the Object had been fine."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SealedLane:
+    """What the sealed Objects of one selected track have in common."""
+
+    lane: Lane
+    """The ledger's."""
+
+    opener: Opener
+    """Opens them."""
+
+    longest: int
+    """Octets of a sealed payload at most."""
 
 
 class Unsealer:
@@ -59,9 +80,13 @@ class Unsealer:
         self._namespace = namespace
         self._longest = sealed_octets(HEADER_OCTETS + max_data_octets)
         self._max_octets = max_octets
-        self._openers: dict[DataTrack, Opener] = {}
+        self._lanes: dict[DataTrack, SealedLane] = {}
         self._arriving: OrderedDict[SealedSlot, None] = OrderedDict()
         """Those on their way, the one that got nothing for longest first."""
+        self._spare: list[memoryview] = []
+        """Buffers that nobody uses."""
+        self._plain = memoryview(b"")
+        """Where an Object lies between its opening and its place; the next one overwrites it."""
 
     def begin(
         self,
@@ -90,11 +115,25 @@ class Unsealer:
         Raises:
             ObjectError: as `Ledger.begin`. Drop it; it is counted.
         """
-        if not self.ledger.wants(track, location):
+        return self.begin_on(
+            self.lane(track), location, payload_length, priority=priority, immutable=immutable
+        )
+
+    def begin_on(
+        self,
+        lane: SealedLane,
+        location: Location,
+        payload_length: int,
+        *,
+        priority: int,
+        immutable: bytes | None,
+    ) -> SealedSlot | None:
+        """As `begin`, for who has looked the track's lane up before."""
+        track, longest = lane.lane.track, lane.longest
+        if not (
+            location.group in self.ledger.layers and location.object < lane.lane.part.wanted
+        ) and not self.ledger.wants(track, location):
             return None
-        longest, fixed = self._longest, self.ledger.payload_octets(track)
-        if fixed is not None:
-            longest = min(longest, sealed_octets(fixed) + MAX_ENCRYPTED_PROPERTIES)
         try:
             if not TAG_OCTETS < payload_length <= longest:
                 raise ObjectError(
@@ -107,7 +146,7 @@ class Unsealer:
             raise
         while self._arriving and self.octets + payload_length > self._max_octets:
             next(iter(self._arriving)).displace()
-        slot = SealedSlot(self, track, location, payload_length, priority, immutable)
+        slot = SealedSlot(self, lane, location, payload_length, priority, immutable)
         self.octets += payload_length
         self._arriving[slot] = None
         return slot
@@ -122,13 +161,44 @@ class Unsealer:
         del self._arriving[slot]
         self.octets -= slot.payload_length
 
-    def opener(self, track: DataTrack) -> Opener:
-        """Opener of a data track."""
-        found = self._openers.get(track)
+    def lane(self, track: DataTrack) -> SealedLane:
+        """What the Objects of a selected track have in common.
+
+        Raises:
+            UsageError: ``track`` was not selected.
+        """
+        found = self._lanes.get(track)
         if found is None:
-            name = FullTrackName(self._namespace, track.name)
-            found = self._openers[track] = Opener(self._keys, name)
+            lane, longest = self.ledger.lane(track), self._longest
+            if lane.payload_octets is not None:
+                longest = min(
+                    longest, sealed_octets(lane.payload_octets) + MAX_ENCRYPTED_PROPERTIES
+                )
+            opener = Opener(self._keys, FullTrackName(self._namespace, track.name))
+            found = self._lanes[track] = SealedLane(lane, opener, longest)
         return found
+
+    def buffer(self, octets: int) -> memoryview:
+        """Memory for a sealed payload of so many octets."""
+        spare = self._spare
+        if spare and len(spare[-1]) == octets:
+            return spare.pop()
+        # Not zeroed: a peer that announces much and sends little costs nothing.
+        return new_memory(octets).data
+
+    def keep(self, buffer: memoryview) -> None:
+        """Nobody uses a buffer any more."""
+        spare = self._spare
+        if spare and len(spare[0]) != len(buffer):
+            spare.clear()
+        if len(spare) < MAX_SPARE_BUFFERS and len(buffer) <= MAX_SPARE_OCTETS:
+            spare.append(buffer)
+
+    def plain(self, octets: int) -> memoryview:
+        """Memory for so many octets of an opened Object, until the next call."""
+        if len(self._plain) != octets:
+            self._plain = new_memory(octets).data
+        return self._plain
 
 
 class SealedSlot:
@@ -141,6 +211,7 @@ class SealedSlot:
     __slots__ = (
         "_buffer",
         "_immutable",
+        "_lane",
         "_priority",
         "_unsealer",
         "displaced",
@@ -148,20 +219,17 @@ class SealedSlot:
         "location",
         "payload_length",
         "received",
-        "track",
     )
 
     def __init__(
         self,
         unsealer: Unsealer,
-        track: DataTrack,
+        lane: SealedLane,
         location: Location,
         payload_length: int,
         priority: int,
         immutable: bytes | None,
     ) -> None:
-        self.track = track
-        """Track that carries the Object."""
         self.location = location
         """Its Location."""
         self.payload_length = payload_length
@@ -173,10 +241,15 @@ class SealedSlot:
         self.displaced = False
         """Whether others have its room."""
         self._unsealer = unsealer
+        self._lane = lane
         self._priority = priority
         self._immutable = immutable
-        # Not zeroed: a peer that announces much and sends little costs nothing.
-        self._buffer: memoryview | None = np.empty(payload_length, np.uint8).data
+        self._buffer: memoryview | None = unsealer.buffer(payload_length)
+
+    @property
+    def track(self) -> DataTrack:
+        """Track that carries the Object."""
+        return self._lane.lane.track
 
     def write(self, octets: Octets) -> None:
         """Take the next octets; what nobody announced is dropped."""
@@ -204,7 +277,7 @@ class SealedSlot:
             )
         if self.ended or self._buffer is None:
             raise UsageError(f"{self.track} {self.location}: the slot has ended")
-        unsealer, sealed = self._unsealer, self._buffer
+        unsealer, lane, sealed = self._unsealer, self._lane, self._buffer
         ledger = unsealer.ledger
         self._leave()
         try:
@@ -214,14 +287,20 @@ class SealedSlot:
                     " came",
                     check="length",
                 )
-            payload = unsealer.opener(self.track).open(
-                self.location, self._priority, self._immutable, sealed
+            payload = lane.opener.open(
+                self.location,
+                self._priority,
+                self._immutable,
+                sealed,
+                unsealer.plain(self.payload_length - TAG_OCTETS),
             )
         except ObjectError as exc:
             ledger.counters.rejected[exc.check] += 1
             ledger.counters.octets += self.received
             raise
-        slot = ledger.begin(self.track, self.location, len(payload))
+        finally:
+            unsealer.keep(sealed)
+        slot = ledger.begin_on(lane.lane, self.location, len(payload))
         if slot is None:
             return Outcome.DUPLICATE  # it was selected when it began, and is no longer
         slot.write(payload)

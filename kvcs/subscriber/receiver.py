@@ -16,7 +16,7 @@ from kvcs.errors import (
 from kvcs.kv import DataTrack, Ledger, Slot
 from kvcs.kv.holdings import Lane
 from kvcs.kv.slots import Outcome
-from kvcs.kv.unsealing import QUIET_CHECKS, SealedSlot
+from kvcs.kv.unsealing import QUIET_CHECKS, SealedLane, SealedSlot
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
@@ -128,6 +128,7 @@ class TrackReceiver:
         self._connection = connection
         self._ledger = ledger
         self._lane: Lane | None = None
+        self._sealed: SealedLane | None = None
         self._taker = taker
         self._largest: Location | None = None
         self._default_priority = DEFAULT_PRIORITY
@@ -260,9 +261,12 @@ class TrackReceiver:
                     lane = self._lane = self._ledger.lane(self.track)
                 stream.slot = self._ledger.begin_on(lane, header.location, header.payload_length)
                 return
+            sealed = self._sealed
+            if sealed is None:
+                sealed = self._sealed = unsealer.lane(self.track)
             priority = header.publisher_priority
-            stream.slot = unsealer.begin(
-                self.track,
+            stream.slot = unsealer.begin_on(
+                sealed,
                 header.location,
                 header.payload_length,
                 priority=self._default_priority if priority is None else priority,

@@ -286,3 +286,68 @@ def test_the_key_id_of_each_object_counts_whatever_came_before() -> None:
             opener.open(place, 5, other, sealed)
         assert caught.value.check == "seal"
     assert opener.failures == 8
+
+
+def test_where_it_does_not_open_nothing_of_it_is_left() -> None:
+    octets = bytearray(sealed(payload=b"secret" * 20))
+    room = memoryview(bytearray(len(octets) - protection.TAG_OCTETS))
+    assert bytes(opener().open(HERE, 48, IMMUTABLE, octets, room)) == b"secret" * 20
+    octets[-1] ^= 1
+    for _ in range(2):
+        with pytest.raises(ObjectError) as caught:
+            opener().open(HERE, 48, IMMUTABLE, octets, room)
+        assert caught.value.check == "seal"
+        assert bytes(room) == bytes(len(room))
+        room[:] = b"\x07" * len(room)
+
+
+def test_a_room_of_another_length_is_refused_before_anything_is_sealed() -> None:
+    sealer, framed = Sealer(KEY, NAME), b"\x02hi"
+    for octets in (0, 18, 20):
+        with pytest.raises(UsageError, match="19 sealed"):
+            sealer.seal_framed(HERE, 48, framed, memoryview(bytearray(octets)))
+    room = memoryview(bytearray(19))
+    sealer.seal_framed(HERE, 48, framed, room)  # the Location is free still
+    assert room == sealed(payload=b"hi")
+
+
+class OlderAead:
+    """AES-GCM as releases of cryptography have it that write nowhere but into new octets."""
+
+    def __init__(self, key: bytes) -> None:
+        whole = AESGCM(key)
+        self.encrypt, self.decrypt = whole.encrypt, whole.decrypt
+
+
+def test_releases_without_a_place_to_write_to_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    octets = bytes(sealed())
+    monkeypatch.setattr(protection, "AESGCM", OlderAead)
+    assert bytes(sealed()) == octets
+    room = memoryview(bytearray(len(octets) - protection.TAG_OCTETS))
+    for into in (None, room):
+        assert bytes(opener().open(HERE, 48, IMMUTABLE, octets, into)) == b"some payload"
+        with pytest.raises(ObjectError):
+            opener().open(HERE, 48, IMMUTABLE, b"\x00" + octets[1:], into)
+
+
+def test_every_length_is_read_whatever_came_before() -> None:
+    sealer, one = Sealer(KEY, NAME), opener()
+    payloads = [b"a" * 127, b"b" * 127, b"", b"c" * 128, b"d" * 126, b"", b"e" * 127]
+    for number, payload in enumerate(payloads):
+        here = Location(0, number)
+        octets = sealer.seal(here, 48, [payload])
+        assert bytes(one.open(here, 48, IMMUTABLE, octets)) == payload
+    derived = protection.derive(
+        KEY.suite, KEY.key_id, KEY.base_key, protection.serialized_name(NAME)
+    )
+    for plain, payload in ((b"\x02hi", b"hi"), (b"\x80\x01x", b"x"), (b"\x01xx", None)):
+        octets = AESGCM(derived.key).encrypt(
+            protection.nonce(derived.salt, HERE),
+            plain,
+            protection.associated_data(HERE, 48, IMMUTABLE),
+        )
+        if payload is not None:
+            assert bytes(one.open(HERE, 48, IMMUTABLE, octets)) == payload
+            continue
+        with pytest.raises(ObjectError):
+            one.open(HERE, 48, IMMUTABLE, octets)

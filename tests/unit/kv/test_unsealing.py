@@ -216,3 +216,47 @@ def test_a_slot_ends_once_and_takes_what_was_announced() -> None:
     slot.write(b"more")
     with pytest.raises(ObjectError):
         slot.finish()
+
+
+def test_objects_side_by_side_have_buffers_of_their_own() -> None:
+    """Buffers are used again: never while somebody else writes there."""
+    keeper = ledger()
+    unsealer = Unsealer(keeper, RING, NAMESPACE)
+    for layer in range(TOY.descriptor.layers):
+        objects = {
+            place: payload for place, payload in TOY.objects.items() if place[1].group == layer
+        }
+        slots = []
+        for (track, location), payload in objects.items():
+            octets = sealed(payload, location, track=track)
+            slot = begin(unsealer, octets, track=track, location=location)
+            slots.append((slot, octets))
+        for start in range(0, max(len(octets) for _, octets in slots), 100):
+            for slot, octets in slots:
+                slot.write(octets[start : start + 100])
+        forged = begin(
+            unsealer, slots[0][1], track=slots[0][0].track, location=slots[0][0].location
+        )
+        forged.write(bytes(len(slots[0][1])))
+        with pytest.raises(ObjectError):
+            forged.finish()
+        assert {slot.finish() for slot, _ in slots} == {Outcome.VERIFIED}
+    assert keeper.whole
+    for layer in range(TOY.descriptor.layers):
+        tensors = keeper.layer(layer)
+        assert (tensors.k.tobytes(), tensors.v.tobytes()) == (
+            TOY.k[layer].tobytes(),
+            TOY.v[layer].tobytes(),
+        )
+
+
+def test_a_forged_object_leaves_no_trace_in_the_tensor() -> None:
+    keeper = ledger()
+    unsealer = Unsealer(keeper, RING, NAMESPACE)
+    assert taken(unsealer, sealed()) is Outcome.VERIFIED
+    forged = bytearray(sealed())
+    forged[100] ^= 1
+    before = [array.tobytes() for array in keeper._layer(1)]
+    with pytest.raises(ObjectError):
+        taken(unsealer, bytes(forged))
+    assert [array.tobytes() for array in keeper._layer(1)] == before

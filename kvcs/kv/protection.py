@@ -346,38 +346,28 @@ class Opener:
                 be shown to the peer.
         """
         try:
-            return self._open(location, priority, immutable, sealed, into)
+            if immutable is None:
+                raise ObjectError(
+                    "an Object of a protected track is not protected", check="unprotected"
+                )
+            if immutable != self._known[0] or not len(immutable):
+                self._known = (bytes(immutable), read_key_id(immutable))
+            key_id = self._known[1]
+            if location.object > MAX_OBJECT_ID:
+                raise ObjectError(f"Object ID {location.object} does not fit a nonce", check="seal")
+            aead = self._derived.get(key_id) or self._derive(key_id)
+            associated = associated_data(location, priority, immutable)
+            try:
+                plain = aead.open(location, sealed, associated, into)
+            except (InvalidTag, ValueError, OverflowError):
+                raise ObjectError("a sealed Object does not open", check="seal") from None
+            octets, prefix = self._frame
+            if len(plain) == octets and plain[: len(prefix)] == prefix:
+                return plain[len(prefix) :]
+            payload, start = _payload(plain)
         except ObjectError:
             self.failures += 1
             raise
-
-    def _open(
-        self,
-        location: Location,
-        priority: int,
-        immutable: Octets | None,
-        sealed: Octets,
-        into: memoryview | None,
-    ) -> memoryview:
-        if immutable is None:
-            raise ObjectError(
-                "an Object of a protected track is not protected", check="unprotected"
-            )
-        if immutable != self._known[0] or not len(immutable):
-            self._known = (bytes(immutable), read_key_id(immutable))
-        key_id = self._known[1]
-        if location.object > MAX_OBJECT_ID:
-            raise ObjectError(f"Object ID {location.object} does not fit a nonce", check="seal")
-        aead = self._derived.get(key_id) or self._derive(key_id)
-        try:
-            associated = associated_data(location, priority, immutable)
-            plain = aead.open(location, sealed, associated, into)
-        except (InvalidTag, ValueError, OverflowError):
-            raise ObjectError("a sealed Object does not open", check="seal") from None
-        octets, prefix = self._frame
-        if len(plain) == octets and plain[: len(prefix)] == prefix:
-            return plain[len(prefix) :]
-        payload, start = _payload(plain)
         if start + len(payload) == len(plain):
             self._frame = (len(plain), bytes(plain[:start]))
         return payload

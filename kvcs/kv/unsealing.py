@@ -83,6 +83,8 @@ class Unsealer:
         self._lanes: dict[DataTrack, SealedLane] = {}
         self._arriving: OrderedDict[SealedSlot, None] = OrderedDict()
         """Those on their way, the one that got nothing for longest first."""
+        self.latest: SealedSlot | None = None
+        """The last of those, if it still is on its way."""
         self._spare: list[memoryview] = []
         """Buffers that nobody uses."""
         self._plain = memoryview(b"")
@@ -149,17 +151,20 @@ class Unsealer:
         slot = SealedSlot(self, lane, location, payload_length, priority, immutable)
         self.octets += payload_length
         self._arriving[slot] = None
+        self.latest = slot
         return slot
 
     def heard_of(self, slot: SealedSlot) -> None:
-        """Octets of a slot have come."""
-        if len(self._arriving) > 1:
-            self._arriving.move_to_end(slot)
+        """Octets of a slot have come, and before them such of another one."""
+        self.latest = slot
+        self._arriving.move_to_end(slot)
 
     def leave(self, slot: SealedSlot) -> None:
         """A slot needs no room any more."""
         del self._arriving[slot]
         self.octets -= slot.payload_length
+        if self.latest is slot:
+            self.latest = None
 
     def lane(self, track: DataTrack) -> SealedLane:
         """What the Objects of a selected track have in common.
@@ -254,10 +259,11 @@ class SealedSlot:
     def write(self, octets: Octets) -> None:
         """Take the next octets; what nobody announced is dropped."""
         start = self.received
-        self.received += len(octets)
-        if self._buffer is not None and self.received <= self.payload_length:
-            self._buffer[start : self.received] = octets
-            self._unsealer.heard_of(self)
+        stop = self.received = start + len(octets)
+        if self._buffer is not None and stop <= self.payload_length:
+            self._buffer[start:stop] = octets
+            if self._unsealer.latest is not self:
+                self._unsealer.heard_of(self)
 
     def finish(self) -> Outcome:
         """Open the Object, and give it to the ledger; see `Ledger.finish`.

@@ -58,6 +58,7 @@ QUIC = (
     "stream_receive_window",
     "max_handshakes",
     "retry_handshakes",
+    "stateless_resets",
 )
 """The same of `QuicSettings`."""
 

@@ -27,6 +27,14 @@ class Listener(Protocol):
     def clients_refused(self) -> int:
         """Clients whose certificate did not count, or that had none."""
 
+    @property
+    def resets_sent(self) -> int:
+        """Packets of connections that are not known here, answered by a stateless reset."""
+
+    @property
+    def resets_left_out(self) -> int:
+        """Such packets that got no answer, since there were too many."""
+
     async def close(self, code: int, reason: str) -> None:
         """Close every connection and give the port back; ends soon whatever the peers do."""
 

@@ -325,6 +325,16 @@ class Server:
         """Who was refused since the certificate shown did not count, or none was shown."""
         return 0 if self._listener is None else self._listener.clients_refused
 
+    @property
+    def resets_sent(self) -> int:
+        """Packets of connections that are not known here, answered by a stateless reset."""
+        return 0 if self._listener is None else self._listener.resets_sent
+
+    @property
+    def resets_left_out(self) -> int:
+        """Such packets that got no answer, since more came than `stateless_resets` allows."""
+        return 0 if self._listener is None else self._listener.resets_left_out
+
     async def drain(self) -> None:
         """Wait until every peer has acknowledged what was sent to it."""
         for connection in self.connections:

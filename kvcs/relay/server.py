@@ -333,6 +333,8 @@ class Relay:
         """Counters since the start, and gauges of now."""
         stats = self._core.snapshot()
         stats.clients_refused = self._server.clients_refused
+        stats.resets_sent = self._server.resets_sent
+        stats.resets_left_out = self._server.resets_left_out
         stats.queued_octets = sum(each.transport.unacknowledged() for each in self._keys)
         return stats
 

@@ -26,6 +26,12 @@ class RelayStats:
     clients_refused: int = 0
     """Clients refused because their certificate did not count, or they had none."""
 
+    resets_sent: int = 0
+    """Packets of connections that the relay does not know, answered by a stateless reset."""
+
+    resets_left_out: int = 0
+    """Such packets that got no answer, since there were too many in a second."""
+
     unauthorized: int = 0
     """Requests refused because nothing allowed them."""
 

@@ -430,7 +430,8 @@ class ConnectionDriver:
         now = self._clock.time()
         rtt = self._quic.smoothed_rtt
         # RFC 9000 §10.2 has three probe time-outs, so as not to answer late packets by stateless
-        # resets, which this library never sends. A peer that goes on is heard within a round trip.
+        # resets. A peer that goes on is heard within a round trip; one that heard the close passes
+        # over what comes late, and one that never did learns by a reset that it is over.
         wait = self._settings.close_timeout if rtt is None else max(2 * rtt, SHORTEST_LINGER)
         self._cancel_timers()
         self._set_deadline(now + min(wait, self._settings.close_timeout), self._finish)

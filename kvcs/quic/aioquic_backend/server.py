@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 # The library gives it here and does not say so, as strict typing asks.
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
@@ -20,13 +20,14 @@ from aioquic.quic.packet import (
 
 from kvcs.errors import ConnectionFailed
 from kvcs.observe import get_logger
-from kvcs.quic.aioquic_backend.certificates import Path, server_configuration
+from kvcs.quic.aioquic_backend.certificates import Path, ServerKey, server_configuration
 from kvcs.quic.aioquic_backend.clients import ClientVerifier
 from kvcs.quic.aioquic_backend.ending import Ending
 from kvcs.quic.aioquic_backend.handshakes import Handshakes
 from kvcs.quic.aioquic_backend.paths import datagram_sizes, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.resets import StatelessResets, reset_secret
 from kvcs.quic.aioquic_backend.retry import AddressValidation, refusal
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 from kvcs.quic.aioquic_backend.transport import AioquicTransport
@@ -137,6 +138,11 @@ class AioquicListener:
         self._entries: dict[Driven, _Entry] = {}
         self._handshakes = Handshakes()
         self._touched: dict[Driven, None] = {}
+        self._unknown: list[tuple[bytes, Address]] = []
+        self._resets = StatelessResets(
+            reset_secret(cast(ServerKey, configuration.private_key), address),
+            settings.stateless_resets,
+        )
         self._refused = self._retries = 0
         self._validation = AddressValidation()
         self._closing = False
@@ -156,6 +162,16 @@ class AioquicListener:
     def clients_refused(self) -> int:
         """Clients whose certificate did not count, or that had none."""
         return 0 if self.clients is None else self.clients.refusals
+
+    @property
+    def resets_sent(self) -> int:
+        """Packets of connections that are not known here, and were answered so."""
+        return self._resets.sent
+
+    @property
+    def resets_left_out(self) -> int:
+        """Such packets that got no answer, since there were too many."""
+        return self._resets.left_out
 
     async def close(self, code: int = 0, reason: str = "the server shuts down") -> None:
         """Refuse new connections, close all, and give the port back; idempotent.
@@ -202,6 +218,9 @@ class AioquicListener:
         touched, self._touched = self._touched, {}
         for transport in touched:
             transport.batch_ended(now)
+        unknown, self._unknown = self._unknown, []
+        for data, address in unknown:
+            self._reset(data, address, now)
 
     def unblocked(self) -> None:
         """The socket takes datagrams again."""
@@ -250,7 +269,11 @@ class AioquicListener:
     def _route(self, data: bytes, address: Address) -> _Entry | None:
         length = self._configuration.connection_id_length
         if not data or not data[0] & LONG_HEADER:
-            return self._routes.get(data[1 : 1 + length])
+            entry = self._routes.get(data[1 : 1 + length])
+            if entry is None:
+                # A connection may have told its peer of an ID that is routed when the batch ends.
+                self._unknown.append((data, address))
+            return entry
         try:
             header = pull_quic_header(Buffer(data=data), host_cid_length=length)
         except ValueError:
@@ -275,6 +298,15 @@ class AioquicListener:
             return None
         original = self._admit(header, address)
         return None if original is None else self._accept(header, address, original)
+
+    def _reset(self, data: bytes, address: Address, now: float) -> None:
+        """Tell whoever sent a packet that its connection is not known here."""
+        connection_id = data[1 : 1 + self._configuration.connection_id_length]
+        if connection_id in self._routes:
+            return  # it is alive: a token would end it
+        answer = self._resets.answer(data, connection_id, now)
+        if answer is not None:
+            self._send(answer, address)
 
     def _admit(self, header: QuicHeader, address: Address) -> bytes | None:
         """The connection ID that a new client chose at first; None where it gets no state now."""
@@ -324,6 +356,7 @@ class AioquicListener:
             original_destination_connection_id=original,
             retry_source_connection_id=header.destination_cid if header.token else None,
             clients=self.clients,
+            reset_token=self._resets.token,
         )
         transport = AioquicTransport(
             quic,

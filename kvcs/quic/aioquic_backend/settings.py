@@ -87,6 +87,10 @@ class QuicSettings:
     """From this many incomplete handshakes on, a client must first prove its address by a Retry:
     flights from false addresses never fill `max_handshakes`. It costs a round trip. 0: always."""
 
+    stateless_resets: int = 500
+    """Stateless resets that one listener sends in a second, at most: one answers a packet of a
+    connection that it does not know, such as those of before it was started again. 0 sends none."""
+
     def __post_init__(self) -> None:
         if not self.alpn or not all(self.alpn):
             raise UsageError("alpn must name at least one protocol")
@@ -122,8 +126,9 @@ class QuicSettings:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.retry_handshakes < 0:
-            raise UsageError(f"retry_handshakes must not be negative, not {self.retry_handshakes}")
+        for name in ("retry_handshakes", "stateless_resets"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.send_buffer_limit < self.send_buffer:
             raise UsageError(
                 f"send_buffer_limit ({self.send_buffer_limit}) must not be below"

@@ -171,6 +171,16 @@ class ModelListener:
         """None ever: there are no certificates here."""
         return 0
 
+    @property
+    def resets_sent(self) -> int:
+        """None ever: connections are not told apart by IDs here."""
+        return 0
+
+    @property
+    def resets_left_out(self) -> int:
+        """None ever."""
+        return 0
+
     async def close(self, code: int = 0, reason: str = "the server shuts down") -> None:
         """Refuse new connections, close all, and give the port back; idempotent."""
         self._closing = True

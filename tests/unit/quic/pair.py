@@ -258,6 +258,7 @@ class Pair:
         server: QuicSettings = PLAIN,
         datagram_size: int = 1200,
         connect: bool = True,
+        reset_token: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.client, self.server = Side(CLIENT, self.clock), Side(SERVER, self.clock)
@@ -276,6 +277,7 @@ class Pair:
             configuration=server_config,
             settings=server,
             original_destination_connection_id=self.client.quic.original_destination_connection_id,
+            reset_token=reset_token,
         )
         for side, settings in ((self.client, client), (self.server, server)):
             side.connection_ids.append(side.quic.host_cid)

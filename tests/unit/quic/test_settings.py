@@ -44,6 +44,7 @@ def test_defaults() -> None:
         {"max_connections": 0},
         {"max_handshakes": 0},
         {"retry_handshakes": -1},
+        {"stateless_resets": -1},
         {"send_buffer": 1024, "send_buffer_limit": 1023},
     ],
 )

@@ -13,6 +13,7 @@ from kvcs.quic.aioquic_backend.private.congestion import BLACK_HOLE_LOSSES
 from kvcs.quic.aioquic_backend.private.packets import BURST_PACKETS
 from kvcs.quic.aioquic_backend.private.queue import SERVED
 from kvcs.quic.aioquic_backend.prober import MAX_FALLS, RAISE_INTERVAL
+from kvcs.quic.aioquic_backend.resets import LONGEST_RESET
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
 from kvcs.quic.stream_wait import LONG_SECONDS
 from kvcs.relay.settings import REQUEST_STREAMS
@@ -46,6 +47,7 @@ def test_rows_have_the_defaults(name: str, number: str, unit: str) -> None:
         f"may always send {BURST_PACKETS} packets",
         f"a relay's upstream {UPSTREAM_STREAMS:,}; more",
         f"for requests, {REQUEST_STREAMS:,} at a relay",
+        f"never longer than {LONGEST_RESET} octets",
         f"net.core.rmem_max={QuicSettings().socket_buffer}",
     ],
 )

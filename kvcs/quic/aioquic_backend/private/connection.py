@@ -65,14 +65,17 @@ class Connection(OutgoingConnection):
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
         clients: Clients | None = None,
+        reset_token: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._clients = clients
+        self._reset_token = reset_token
         super().__init__(
             configuration=configuration,
             settings=settings,
             original_destination_connection_id=original_destination_connection_id,
             retry_source_connection_id=retry_source_connection_id,
         )
+        self._name_reset_tokens()
         self._senders: dict[int, QuicStreamSender] = {}
         self._held = 0
         self._fins = 0
@@ -222,6 +225,21 @@ class Connection(OutgoingConnection):
             return False
         self.send_datagram_frame(data)
         return True
+
+    # Connection IDs.
+
+    def _name_reset_tokens(self) -> None:
+        """Give our connection IDs tokens that follow from them, before the peer is told of either.
+
+        The library's are random: only who has the connection could tell that it is gone.
+        """
+        if self._reset_token is not None:
+            for each in self._host_cids:
+                each.stateless_reset_token = self._reset_token(each.cid)
+
+    def _replenish_connection_ids(self) -> None:
+        super()._replenish_connection_ids()
+        self._name_reset_tokens()
 
     # The end of the connection.
 

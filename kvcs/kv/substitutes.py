@@ -7,12 +7,13 @@ combined in one segment, so all of a segment is taken or nothing).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from kvcs.errors import UsageError
 from kvcs.kv.descriptor import Descriptor
 from kvcs.kv.holdings import VERIFIED, Holdings, LayerTensors
+from kvcs.kv.payload import DIGEST_OCTETS
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
@@ -107,6 +108,29 @@ class Substitutes(Holdings):
                 for block in range(part.wanted):
                     if row.states[block] != VERIFIED:
                         self._release(lane, layer, row, block)
+
+    def confirm(self, number: int, listed: Mapping[DataTrack, Sequence[bytes]]) -> bool:
+        """Count a segment as another publication's, whose manifest lists just what is here of it.
+
+        Args:
+            number: the segment.
+            listed: for each track and layer of the other segment, the digests of its Objects, one
+                after the other.
+
+        Returns:
+            Whether all of it is here and listed there.
+        """
+        part = self._parts[number]
+        if not self.has_segment(number):
+            return False
+        for track in part.tracks:
+            layers, rows = listed.get(track, ()), self._lanes[track].rows
+            for layer in self.layers:
+                octets = part.wanted * DIGEST_OCTETS
+                if layer >= len(layers) or layers[layer][:octets] != bytes(rows[layer].digests):
+                    return False
+        self.replaced[number] = part.tracks
+        return True
 
     def _is_of_another(self, track: DataTrack, location: Location) -> bool:
         """Whether what is verified there need not have the publication's bits."""

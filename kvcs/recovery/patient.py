@@ -62,6 +62,13 @@ class Replacer(Protocol):
             seconds: how long that may take.
         """
 
+    def confirm(self) -> None:
+        """Complete segments that are here by the word of a publication with the very same."""
+
+    @property
+    def may_still_come(self) -> bool:
+        """Whether another publication is still produced that what lacks may come from."""
+
 
 class Patient(Protocol):
     """The retrieval that recovery works for."""

@@ -188,13 +188,34 @@ class Recovery:
                 self.stop()
                 self._task = asyncio.get_running_loop().create_task(self._overdue(means))
             return
-        if self._headway.suffices(self._runs(), seconds):
+        if self._headway.suffices(self._runs(), seconds) or self._others_may_bring_it():
             self._arm()
             return
         reason = self._bound or self._reason
         if self._failure and self._failure != reason:
             reason += f"; last try: {self._failure}"
         self._patient.recovery_failed(f"recovery ended after {seconds:g} s ({reason})")
+
+    def _others_may_bring_it(self) -> bool:
+        return not self._alone and self._patient.replacements.may_still_come
+
+    async def from_others(self, source: Connection) -> None:
+        """Ask one session for all that lacks, lost or not, of other publications: single Objects of
+        those that have the very same, and whole segments of others."""
+        patient = self._patient
+        for twin in await patient.twins(source):
+            everything = [
+                _Run(track, *run)
+                for track in patient.ledger.tracks
+                for run in missing(patient.ledger, track, EVERYTHING)
+            ]
+            for start in range(0, len(everything), MAX_FETCHES):
+                now = everything[start : start + MAX_FETCHES]
+                await all_of([self._fetch(run, source, twin) for run in now])
+        if segments := sorted({run.segment for run in patient.ledger.missing()}):
+            left = patient.deadline_at - asyncio.get_running_loop().time()
+            await patient.replacements.over(source, segments, left)
+        patient.replacements.confirm()
 
     async def _run(self) -> None:
         tries = 0

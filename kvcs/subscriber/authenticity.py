@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from kvcs.errors import NotAuthentic, UsageError
@@ -14,6 +14,9 @@ from kvcs.subscriber.protection import Protection
 from kvcs.trust import KeyRing, KeyUse
 
 _log = get_logger("kvcs.subscriber")
+
+MAX_REMEMBERED = 64
+"""Publications that are remembered to have let a retrieval down."""
 
 
 class Authenticity:
@@ -52,6 +55,20 @@ class Authenticity:
         """Unix seconds."""
         self.refused: Counter[str] = Counter()
         """Publications refused because their producer was not shown, by check."""
+        self._let_down: deque[TrackNamespace] = deque(maxlen=MAX_REMEMBERED)
+
+    def let_down(self, namespace: TrackNamespace) -> None:
+        """A publication did not bring what it should: the next time others come first."""
+        if namespace not in self._let_down:
+            self._let_down.append(namespace)
+
+    def rank(self, namespace: TrackNamespace, is_signed: bool) -> int:
+        """In which order publications are trusted; lowest first.
+
+        Those that have let a retrieval down come last. Where there are keys, those that one of them
+        has signed come first: anybody in the scope could have made the others.
+        """
+        return 2 if namespace in self._let_down else int(not is_signed)
 
     def judge(self, namespace: TrackNamespace) -> SignedManifests | None:
         """Verifier of the versions of one publication; None where there are no keys."""

@@ -61,6 +61,7 @@ class Candidates(Generic[F]):
         wanted: blocks of the prefix that would be all.
         least: fewest blocks that are of use.
         suits: whether one that can be taken has what its consumer can read.
+        trust: how far one is trusted, 0 most.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Candidates(Generic[F]):
         wanted: int,
         least: int,
         suits: Callable[[F], bool] = lambda _: True,
+        trust: Callable[[F], int] = lambda _: 0,
     ) -> None:
         self._follow = follow
         self._limit = limit
@@ -78,6 +80,7 @@ class Candidates(Generic[F]):
         self._wanted = wanted
         self._least = least
         self._suits = suits
+        self._trust = trust
         self._serial = 0
         self._order: dict[Place, int] = {}
         """Everything that is announced, or named by an index."""
@@ -217,8 +220,9 @@ class Candidates(Generic[F]):
         return max(short, default=0)
 
     def best(self, places: list[Place]) -> F:
-        """The one to take: one that suits, then a complete one, then the one with most blocks, then
-        the last that was announced, then the lowest Publication ID."""
+        """The one to take: one that suits, then one that is trusted more, then a complete one, then
+        the one with most blocks, then the last that was announced, then the lowest Publication
+        ID."""
         return self._followers[min(places, key=self._rank)]
 
     def others_than(self, chosen: F | None) -> None:
@@ -227,12 +231,13 @@ class Candidates(Generic[F]):
             if follower is not chosen:
                 follower.stop()
 
-    def _rank(self, place: Place) -> tuple[bool, bool, int, int, bytes]:
+    def _rank(self, place: Place) -> tuple[bool, int, bool, int, int, bytes]:
         follower = self._followers[place]
         manifest = follower.manifest
         complete = manifest is not None and manifest.complete
         unsuited = not self._suits(follower)
-        return (unsuited, not complete, -follower.blocks, -self._order[place], place[1][-1])
+        merits = (unsuited, self._trust(follower), not complete, -follower.blocks)
+        return (*merits, -self._order[place], place[1][-1])
 
     def _fail(self, place: Place, error: KvcsError, now: float) -> None:
         del self._followers[place]

@@ -124,6 +124,7 @@ class Discovery:
             self._prefix.blocks,
             search.least,
             self._suits,
+            lambda each: authenticity.rank(each.namespace, each.signed is not None),
         )
         self._watches: list[tuple[Connection, NamespaceWatch]] = []
         """Those of the whole prefix first."""
@@ -139,8 +140,9 @@ class Discovery:
     async def choose(self, until: float, deadline: float) -> ManifestFollower:
         """Wait for a publication that can be used, and take the best one.
 
-        The best is one whose encoding may be taken, then a complete one, then the one with most
-        blocks, then the last announced, then the lowest Publication ID.
+        The best is one whose encoding may be taken, then one that has let no retrieval down, then
+        one whose signature was verified, then a complete one, then the one with most blocks, then
+        the last announced, then the lowest Publication ID.
 
         Args:
             until: when to give up if nothing is announced, in the loop's clock; not before

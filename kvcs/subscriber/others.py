@@ -79,11 +79,31 @@ class Others:
         """Opens what is sealed."""
         self._known: WeakKeyDictionary[object, tuple[float, list[Other]]] = WeakKeyDictionary()
         """For each place what is there, and when it was looked."""
+        self._looks = 0
+
+    @property
+    def looking(self) -> bool:
+        """Whether a session is being asked which there are."""
+        return self._looks > 0
+
+    def known(self) -> list[Other]:
+        """Those that the last look at each place has found."""
+        return [other for _, others in self._known.values() for other in others]
+
+    def let_down(self, namespace: TrackNamespace) -> None:
+        """A publication did not bring what it should."""
+        self._authenticity.let_down(namespace)
 
     async def over(self, session: Connection, ours: TrackNamespace) -> list[Other]:
         """Those that a session leads to; looked for anew once some time has passed."""
         known = self._lately(session)
-        return known if known is not None else self._note(session, await self._over(session, ours))
+        if known is not None:
+            return known
+        self._looks += 1
+        try:
+            return self._note(session, await self._over(session, ours))
+        finally:
+            self._looks -= 1
 
     async def at(self, source: BlockSource, ours: PublicationNamespace) -> list[Other]:
         """Those that a source has; it was entered.
@@ -184,10 +204,15 @@ def twins(manifest: Manifest, others: Iterable[Other]) -> list[PublicationNamesp
 
 def same_segment(ours: Manifest, theirs: Manifest, number: int) -> bool:
     """Whether another publication has a whole segment of just the same tokens."""
+    return same_tokens(ours, theirs, number) and theirs.segments[number].complete
+
+
+def same_tokens(ours: Manifest, theirs: Manifest, number: int) -> bool:
+    """Whether a segment of another publication has, or will have, just the same tokens."""
     if number >= min(len(ours.segments), len(theirs.segments)):
         return False
     mine, other = ours.segments[number], theirs.segments[number]
-    return other.complete and (mine.first_block, mine.blocks, mine.block_keys_sha256) == (
+    return (mine.first_block, mine.blocks, mine.block_keys_sha256) == (
         other.first_block,
         other.blocks,
         other.block_keys_sha256,

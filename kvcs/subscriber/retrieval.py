@@ -29,6 +29,7 @@ from kvcs.subscriber.readers import Readers
 from kvcs.subscriber.receiver import TrackReceiver
 from kvcs.subscriber.reception import Reception, Retrieve
 from kvcs.subscriber.requests import DEFAULT_CHOICE, Choice, choose_tracks
+from kvcs.subscriber.rivals import Rivals
 from kvcs.subscriber.routes import Routes
 from kvcs.subscriber.segments import Replacements
 from kvcs.subscriber.settings import SubscriberSettings
@@ -43,6 +44,7 @@ class Retrieval:
         namespace: Track Namespace of the publication.
         finder: finds other publications of the prefix; None leaves that out.
         replacements: takes whole segments from them.
+        rivals: looks at them while nothing comes of this one.
         readers: who waits for what, and needs it still.
         deadline_at: when it fails, in the loop's clock.
     """
@@ -90,6 +92,7 @@ class Retrieval:
         self._append: asyncio.TimerHandle | None = None
         self.replacements = Replacements(self, others, choice, settings)
         self._recovery = Recovery(self, settings)
+        self.rivals = Rivals(self, self._recovery, settings)
         self._alone = Alone(self, self._recovery, last_means, settings)
         self._passage = Passage(
             self, routes, follower, settings, retrieve=retrieve, selective=self._selective
@@ -134,7 +137,7 @@ class Retrieval:
 
     def incomplete(self, reason: str) -> CacheIncomplete:
         """What a reader gets that waits no longer."""
-        return self._incomplete(reason)
+        return CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
 
     @property
     def manifest(self) -> Manifest:
@@ -190,21 +193,18 @@ class Retrieval:
             raise PublicationError("the publication has no segment of this prefix")
         self._apply(manifest, at_once=True)
         self._passage.start()
+        self.rivals.start()
 
     def close(self) -> None:
         """Cancel every request; waiters get what went wrong, or that the cache was closed."""
         if self._closed:
             return
         self._closed = True
-        self._recovery.stop()
+        self._ask_no_more()
         self._passage.close()
-        self._end.stop()
-        self._quiet.stop()
-        self._deadline.cancel()
-        self._alone.stop()
         self._hurry()
         if self._error is None:
-            self._error = self._incomplete("the cache was closed")
+            self._error = self.incomplete("the cache was closed")
         self.readers.release(self._error)
         log_end(self, self._is_complete(), self._error)
 
@@ -243,7 +243,7 @@ class Retrieval:
         if self._alone.takes_over(error):
             return
         if isinstance(error, ConnectionClosed | RequestError):
-            incomplete = self._incomplete(str(error))
+            incomplete = self.incomplete(str(error))
             incomplete.__cause__ = error
             error = incomplete
         self._error = error
@@ -251,9 +251,9 @@ class Retrieval:
         self._error_is_final = isinstance(error, PublicationError) and not isinstance(
             error, PublicationAborted
         )
-        self._recovery.stop()
-        self._passage.settled()
+        self._ask_no_more()
         self.readers.release(error)
+        self.rivals.blame(error)
 
     def manifest_ended(self) -> None:
         """No newer manifest comes."""
@@ -349,7 +349,7 @@ class Retrieval:
 
     def recovery_failed(self, reason: str, cause: KvcsError | None = None) -> None:
         """Recovery used its time up, or nothing is left to try."""
-        incomplete = self._incomplete(reason)
+        incomplete = self.incomplete(reason)
         incomplete.__cause__ = cause
         self.failed(incomplete)
 
@@ -453,11 +453,14 @@ class Retrieval:
             self.readers.completion.exception()  # retrieved: nobody has to wait for it
         elif self._is_complete():
             self.readers.completion.set_result(None)
-            self._recovery.stop()
-            self._alone.stop()
-            self._passage.settled()
-            self._deadline.cancel()
+            self._ask_no_more()
             self._hand_out(self.readers.waited_for)
+
+    def _ask_no_more(self) -> None:
+        for each in (self._recovery, self.rivals, self._alone, self._end, self._quiet):
+            each.stop()
+        self._passage.settled()
+        self._deadline.cancel()
 
     def _nothing_more(self) -> bool:
         """Whether something lacks, and nothing more comes of itself: no Object, no segment."""
@@ -493,8 +496,5 @@ class Retrieval:
             self._recovery.doubted(track, span, "listed objects did not come")
         self._quiet.listen()
 
-    def _incomplete(self, reason: str) -> CacheIncomplete:
-        return CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
-
     def _deadline_passed(self) -> None:
-        self.failed(self._incomplete(f"the deadline of {self._deadline_seconds:g} s passed"))
+        self.failed(self.incomplete(f"the deadline of {self._deadline_seconds:g} s passed"))

@@ -22,7 +22,7 @@ from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
 from kvcs.subscriber.manifests import ManifestFollower
-from kvcs.subscriber.others import Other, Others, same_segment
+from kvcs.subscriber.others import Other, Others, are_twins, same_segment
 from kvcs.subscriber.reception import Reception
 from kvcs.subscriber.requests import Choice, choose_tracks
 from kvcs.subscriber.settings import SubscriberSettings
@@ -213,6 +213,7 @@ class Replacements:
         self._others = others
         self._choice = choice
         self._settings = settings
+        self._one_by_one = asyncio.Lock()
         self._gathered: Gathered | None = None
         """The one that was begun last; what it has is not asked for again."""
         self._of_no_use: deque[PublicationNamespace] = deque(maxlen=MAX_REMEMBERED)
@@ -235,7 +236,7 @@ class Replacements:
             return None
         ours, tried = self._retrieval.namespace, False
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds), self._one_by_one:
                 for other in await self._others.over(connection, ours):
                     for number in wanted:
                         gathered = self._gather(self._others, other, number)
@@ -276,6 +277,34 @@ class Replacements:
                     self._take(gathered)
         return self._told(wanted) if tried else None
 
+    @property
+    def may_still_come(self) -> bool:
+        """Whether another publication is still produced that what lacks may come from."""
+        return self._retrieval.rivals.promise
+
+    def may_be_of_use(self, other: Other) -> bool:
+        """Whether segments of a publication may stand in the place of ours."""
+        if self._retrieval.ledger.signed and not other.is_signed:
+            return False  # who publishes must not choose whether it is verified
+        return other.namespace not in self._of_no_use
+
+    def confirm(self) -> None:
+        """Complete segments that are here and that our manifest does not call complete, where that
+        of a publication with the very same Objects does, and lists them."""
+        retrieval = self._retrieval
+        if self._others is None or not retrieval.may_have_twins:
+            return
+        for other in filter(self.may_be_of_use, self._others.known()):
+            if not are_twins(retrieval.manifest, other.manifest):
+                continue
+            for number in {track.segment for track in retrieval.ledger.tracks}:
+                ours, theirs = retrieval.manifest.segments[number], other.manifest.segments[number]
+                if ours.complete or not theirs.complete or number in retrieval.ledger.replaced:
+                    continue
+                if retrieval.ledger.confirm(number, theirs.object_digests):
+                    self.taken[number] = other.namespace
+                    retrieval.recovered()
+
     def _wanted(self, segments: Sequence[int]) -> list[int]:
         """Those of some segments that may be taken: something lacks, and nothing was handed out."""
         if self._retrieval.handed_out:
@@ -285,13 +314,11 @@ class Replacements:
 
     def _gather(self, others: Others, other: Other, number: int) -> Gathered | None:
         """What a segment of another publication is gathered in; None where it is of no use."""
-        if not self._wanted([number]) or other.namespace in self._of_no_use:
+        if not self._wanted([number]) or not self.may_be_of_use(other):
             return None
         ours = self._retrieval.ledger
         if not same_segment(self._retrieval.manifest, other.manifest, number):
             return None
-        if ours.signed and not other.is_signed:
-            return None  # who publishes must not choose whether it is verified
         begun = self._gathered
         if begun is not None and (begun.other.namespace, begun.number) == (other.namespace, number):
             return begun

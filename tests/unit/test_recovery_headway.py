@@ -43,6 +43,7 @@ class Reader:
             is_open=True, peer="a test", core=core, handle=self._handle, cancel=lambda _: None
         )
         self.sources = [self.connection]
+        self.replacements = SimpleNamespace(over=self._none_there, may_still_come=False)
         self.recovery = Recovery(cast(Any, self), SETTINGS)
         self.recovered = asyncio.Event().set
 
@@ -59,6 +60,9 @@ class Reader:
 
     def comes_of_itself(self, track: DataTrack) -> bool:
         return False
+
+    async def _none_there(self, *_: object) -> None:
+        """No other publication has a whole segment."""
 
     async def twins(self, connection: object) -> list[Any]:
         return []
@@ -135,6 +139,17 @@ async def test_it_ends_early_where_no_likely_rate_would_do_by_the_deadline(
     await asyncio.sleep(WINDOW + 0.5)
     assert (reader.failed_at is not None) is ends
     reader.recovery.stop()
+
+
+@virtual
+async def test_another_publication_that_is_still_produced_is_waited_for() -> None:
+    reader = reading(deadline=60.0)
+    reader.replacements.may_still_come = True
+    await asyncio.sleep(20 * WINDOW)
+    assert reader.failed_at is None
+    reader.replacements.may_still_come = False
+    await asyncio.sleep(1.1 * WINDOW)
+    assert reader.failed_at is not None
 
 
 @virtual

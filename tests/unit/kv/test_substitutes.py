@@ -112,3 +112,21 @@ def test_a_part_of_it_or_another_one_is_refused(other: Toy) -> None:
     with pytest.raises(UsageError):
         layers.take_segment(0, whole)
     assert ours.replaced == {} and not ours.has_segment(0)
+
+
+def test_what_another_manifest_lists_of_the_very_same_objects_completes_ours() -> None:
+    ours = OURS.ledger()
+    fill(ours, OURS, lambda key: key != GONE)
+    unfinished, listed = OURS.writer(complete=False).manifest(), OURS.writer().manifest()
+    ours.apply_manifest(unfinished)
+    digests = [segment.object_digests for segment in listed.segments]
+    assert not ours.confirm(0, digests[0])  # an Object lacks
+    deliver(ours, *GONE, OURS.objects[GONE])
+    assert ours.whole and not ours.complete
+    for wrong in ({}, THEIRS.writer().manifest().segments[0].object_digests, digests[1]):
+        assert not ours.confirm(0, wrong)
+    fewer = {track: layers[:-1] for track, layers in digests[0].items()}
+    assert not ours.confirm(0, fewer)
+    assert not ours.complete and ours.replaced == {}
+    assert ours.confirm(0, digests[0]) and ours.confirm(1, digests[1])
+    assert ours.complete and ours.sources == ours.tracks

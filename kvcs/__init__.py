@@ -312,17 +312,25 @@ _HOMES: dict[str, tuple[str, ...]] = {
 _OTHERWISE = {"Layer": "LayerTensors"}
 """What a name is called at home, where that is another one."""
 
+_ROOMS = frozenset(
+    {"access", "errors", "fallback", "keyfiles", "kv", "kvfile", "moqt", "observe", "planner"}
+    | {"publisher", "quic", "recovery", "relay", "subscriber", "trust"}
+)
+"""Modules that `import kvcs` alone gives, too, such as `kvcs.observe.metrics`."""
+
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 if not TYPE_CHECKING:
     # Unseen by type checkers, which would take every misspelt name for one that this gives.
     def __getattr__(name: str) -> Any:
-        """Import what a public name stands for, when it is first used.
+        """Import what a name stands for, when it is first used.
 
         All of them together take half a second: a relay needs no arrays, a producer no fallback,
         and a look at the version nothing at all.
         """
+        if name in _ROOMS:
+            return import_module(f"{__name__}.{name}")  # which makes it an attribute of this one
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

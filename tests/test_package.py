@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -174,6 +175,8 @@ def _brought(program: str, *names: str) -> str:
             f"print(*[name for name in {names!r} if name in sys.modules], file=sys.stderr)",
         ],
         cwd=ROOT,
+        # Uncompiled, every process would compile hundreds of modules again.
+        env={name: it for name, it in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -186,6 +189,14 @@ def _brought(program: str, *names: str) -> str:
 def test_import_brings_nothing_but_names() -> None:
     assert _brought("import kvcs", *HEAVY_MODULES, *PART_OF_NAMES) == ""
     assert _brought("import kvcs\nkvcs.UsageError", *PART_OF_NAMES) == "kvcs.errors"
+
+
+def test_rooms_are_there_without_being_imported() -> None:
+    """As docs/operations.md has it for `kvcs.observe.metrics`."""
+    program = "import kvcs\nkvcs.observe.metrics.requests_unauthorized\n" + "\n".join(
+        f"assert kvcs.{room}.__name__ == 'kvcs.{room}'" for room in sorted(kvcs._ROOMS)
+    )
+    assert _brought(program, "kvcs.observe") == "kvcs.observe"
 
 
 def test_no_public_name_brings_a_heavy_library() -> None:

@@ -27,7 +27,7 @@ from kvcs.kv.payload import (
 )
 from kvcs.kv.slots import InPieces, Nowhere, Outcome, Slot
 from kvcs.kv.strict_json import Octets
-from kvcs.kv.substitutes import Substitutes
+from kvcs.kv.successions import Successions
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
 
@@ -38,7 +38,7 @@ MAX_ASIDE_OCTETS: Final = 16 * 2**20
 """Octets of second copies that are kept while a first copy of the same Object is on its way."""
 
 
-class Ledger(Substitutes):
+class Ledger(Successions):
     """Receives one publication's Objects into preallocated layer tensors.
 
     Memory is bounded by the selection: a layer's tensors are allocated when the first Object for

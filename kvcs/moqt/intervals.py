@@ -200,6 +200,14 @@ class Runs:
         self.add(number, number)
         return len(self) - before
 
+    def extend(self, number: int) -> bool:
+        """Add a number where it lies right behind the largest one; whether it does."""
+        bounds = self._bounds
+        if bounds and bounds[-1] == number - 1:
+            bounds[-1] = number
+            return True
+        return False
+
     def add(self, low: int, high: int) -> None:
         """Add ``low`` to ``high``, both inclusive; merges with neighbours."""
         bounds = self._bounds

@@ -137,7 +137,15 @@ class Session:
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
         """Octets of a stream, in order."""
-        self._guard(now, self._stream_data, stream_id, data, fin)
+        # Most of all inputs: `_guard` and `tell_time` without their calls.
+        if self.closed:
+            return
+        if now > self.now:
+            self.now = now
+        try:
+            self._stream_data(stream_id, data, fin)
+        except Exception as exc:
+            self._input_failed(exc)
 
     def receive_reset(self, stream_id: int, code: int, now: float) -> None:
         """The peer reset its direction of a stream."""
@@ -348,13 +356,17 @@ class Session:
         self.tell_time(now)
         try:
             step(*arguments)
-        except SessionError as exc:
-            limit = getattr(exc, "limit", None)
-            if limit is not None:
-                self.limits.reached(limit)
-            self.close(exc.code, exc.reason)
         except Exception as exc:
+            self._input_failed(exc)
+
+    def _input_failed(self, exc: Exception) -> None:
+        if not isinstance(exc, SessionError):
             self._fail(exc)
+            return
+        limit = getattr(exc, "limit", None)
+        if limit is not None:
+            self.limits.reached(limit)
+        self.close(exc.code, exc.reason)
 
     def _fail(self, exc: Exception) -> None:
         """A fault of ours: the shell logs it, the peer hears no details."""

@@ -277,8 +277,10 @@ class Connection(Tenure):
 
     def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Octets of a stream; see `TransportReceiver`."""
-        self.core.receive_stream_data(stream_id, data, fin, self._loop.time())
-        self._deliver_events()
+        core = self.core
+        core.receive_stream_data(stream_id, data, fin, self._loop.time())
+        if core.has_events():
+            self._deliver_events()
 
     def stream_reset(self, stream_id: int, code: int) -> None:
         """The peer reset a stream."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import StoreFull
 from kvcs.moqt.errors import MalformedTrack
-from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectStarted
+from kvcs.moqt.incoming.expected import as_items
+from kvcs.moqt.names import Location
+from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
 from kvcs.moqt.session import Session
 from kvcs.relay.hub import Hub
 from kvcs.relay.intake import Intake, SubgroupIntake
@@ -62,6 +64,18 @@ class Inflow:
         except StoreFull as exc:
             self._track.too_much(stream, owner, str(exc), now)
         hub.run_soon(now)
+
+    def take_like(
+        self,
+        stream_id: int,
+        like: ObjectHeader,
+        location: Location,
+        data: bytes,
+        stop: int,
+        start: int,
+    ) -> None:
+        """The end of one Object and the beginning of the next one of its Subgroup."""
+        self.take_items(stream_id, as_items(like, location, data, stop, start))
 
 
 def take_items(

@@ -20,6 +20,7 @@ from kvcs.kv.unsealing import QUIET_CHECKS, SealedLane, SealedSlot
 from kvcs.moqt import events
 from kvcs.moqt.data import FetchHeader, SubgroupHeader
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
+from kvcs.moqt.incoming.expected import as_items
 from kvcs.moqt.intervals import EVERYTHING, FIRST, Span, following
 from kvcs.moqt.messages import SubscribeOk
 from kvcs.moqt.names import MAX_VI64, Location
@@ -172,6 +173,31 @@ class TrackReceiver:
             self.octets += len(data)
             if stream.slot is not None:
                 stream.slot.write(data)
+
+    def take_like(
+        self,
+        stream_id: int,
+        like: ObjectHeader,
+        location: Location,
+        data: bytes,
+        stop: int,
+        start: int,
+    ) -> None:
+        """The end of one Object and the beginning of the next on one of the track's streams."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        slot, octets = stream.slot, memoryview(data)
+        if type(slot) is Slot and self._ledger.go_on(slot, location, octets, stop, start):
+            # No layer became whole: the next Object belongs to it.
+            self.octets += len(data) - (start - stop)
+            self.taken += 1
+            stream.passed = location
+            return
+        try:
+            self._take_items(stream, as_items(like, location, data, stop, start))
+        except PublicationError as exc:
+            self._taker.failed(exc)
 
     def drop(self) -> None:
         """Give up what is on its way: nothing more comes over this session."""

@@ -9,7 +9,7 @@ from kvcs.moqt.events import Event
 from kvcs.moqt.filters import Range
 from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location
-from kvcs.moqt.objects import Item
+from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
 
 MAX_SHARED_PLACES = 4096
 """Streams and datagrams remembered of each subscription that shares its Track Alias with another
@@ -29,6 +29,26 @@ class ObjectSink(Protocol):
 
     def take_payload(self, stream_id: int, data: bytes) -> None:
         """Octets of the Object that began last on a stream, and not the last ones of it."""
+
+    def take_like(
+        self,
+        stream_id: int,
+        like: ObjectHeader,
+        location: Location,
+        data: bytes,
+        stop: int,
+        start: int,
+    ) -> None:
+        """The last octets of the Object that began last on a stream, and the first of the next one.
+
+        Args:
+            stream_id: the stream.
+            like: header of an Object before, which is that of the next one but for its place.
+            location: of the next Object; it is the one behind the Object that ends.
+            data: the octets as they came.
+            stop: the Object ends before this position; it had at least one octet left.
+            start: payload of the next one begins here, and does not end in ``data``.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +98,28 @@ class Expected:
         self.places[place] = self.places.get(place, 0) + 1
         if len(self.places) > MAX_SHARED_PLACES:
             del self.places[next(iter(self.places))]
+
+
+def as_items(
+    like: ObjectHeader, location: Location, data: bytes, stop: int, start: int
+) -> list[Item]:
+    """What `ObjectSink.take_like` is told, as the items that a parser would have given."""
+    view = memoryview(data)
+    header = ObjectHeader(
+        location.group,
+        location.object,
+        like.subgroup_id,
+        like.publisher_priority,
+        like.status,
+        like.properties,
+        like.payload_length,
+    )
+    return [
+        ObjectChunk(view[:stop]),
+        ObjectEnded(),
+        ObjectStarted(header),
+        ObjectChunk(view[start:]),
+    ]
 
 
 class ReceiverHost(Protocol):

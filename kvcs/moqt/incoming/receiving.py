@@ -6,8 +6,6 @@ named limits of count, octets and time, and given out once the alias is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from kvcs.errors import SessionError
 from kvcs.moqt.data import (
     CONTROL_STREAM,
@@ -16,6 +14,7 @@ from kvcs.moqt.data import (
     ObjectDatagram,
     ObjectHeader,
     ObjectStarted,
+    ObjectStatus,
     PaddingHeader,
     RangeMarked,
     SubgroupHeader,
@@ -35,10 +34,11 @@ from kvcs.moqt.events import (
     DataStreamOpened,
     ObjectsReceived,
 )
+from kvcs.moqt.incoming.arriving import DataStream
 from kvcs.moqt.incoming.expected import Expected, ReceiverHost, choose
 from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.limits import EarlyLimits, Limit, LimitCounters, SharedBudgets
-from kvcs.moqt.names import FullTrackName, GroupOrder, Location
+from kvcs.moqt.names import FullTrackName, GroupOrder
 from kvcs.moqt.properties import KeyValues, check_object_properties
 from kvcs.moqt.states import DataStreamInput, DataStreamState, next_state
 from kvcs.moqt.wire import NeedMore, Reader
@@ -54,31 +54,6 @@ UNENDED_SECONDS = 10.0
 
 _HEADER = DataStreamState.HEADER
 _DISCARDED = DataStreamState.DISCARDED
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """One unidirectional stream of the peer."""
-
-    stream_id: int
-    head: bytes = b""
-    """Octets of a header that is not whole yet."""
-
-    header: SubgroupHeader | FetchHeader | None = None
-    parser: SubgroupParser | FetchParser | None = None
-    expected: Expected | None = None
-    early: bytearray = field(default_factory=bytearray)
-    """What came before its Track Alias was bound; one buffer, however it was cut."""
-
-    since: float = 0.0
-    """When its first octets came, or when it was stopped."""
-
-    fin: bool = False
-    state: DataStreamState = DataStreamState.HEADER
-    last: Location | None = None
-    """Location of the last Object or marker."""
-
-    subgroup_id: int | None = None
 
 
 class DataStreams:
@@ -97,13 +72,13 @@ class DataStreams:
         self.heard_at = 0.0
         """When octets of a data stream came last, in the caller's clock."""
         self._limits = limits
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, DataStream] = {}
         self._aliases: dict[int, list[Expected]] = {}
         self._fetches: dict[int, tuple[Expected, GroupOrder]] = {}
-        self._early: dict[_Stream, None] = {}
+        self._early: dict[DataStream, None] = {}
         """Streams of no known request, the oldest first."""
         self._early_octets = 0
-        self._unended: dict[_Stream, None] = {}
+        self._unended: dict[DataStream, None] = {}
         """Streams that are read over until the peer ends them, the oldest first."""
         self._rules: dict[FullTrackName, tuple[TrackRules, int]] = {}
 
@@ -156,7 +131,7 @@ class DataStreams:
         for stream in self._early_of(track_alias):
             self._drop(stream, code)
 
-    def _early_of(self, track_alias: int) -> list[_Stream]:
+    def _early_of(self, track_alias: int) -> list[DataStream]:
         return [one for one in self._early if getattr(one.header, "track_alias", -1) == track_alias]
 
     def forget(self, expected: Expected, code: int) -> None:
@@ -191,16 +166,12 @@ class DataStreams:
         """
         self.heard_at = now
         stream = self._streams.get(stream_id)
-        if stream is not None and (parser := stream.parser) is not None and not fin:
-            # Most of all input: payload of the Object that is on its way.
-            expected = stream.expected
-            assert expected is not None  # it has a parser
+        if stream is not None and not fin and (expected := stream.expected) is not None:
             sink = expected.sink
-            if sink is not None and not self._host.has_events() and parser.pass_over(len(data)):
-                sink.take_payload(stream_id, data)
+            if sink is not None and not self._host.has_events() and stream.pass_on(sink, data):
                 return True
         if stream is None:
-            stream = self._streams[stream_id] = _Stream(stream_id)
+            stream = self._streams[stream_id] = DataStream(stream_id)
         stream.fin = fin
         if stream.state is not _HEADER:
             self._continue(stream, memoryview(data))
@@ -306,7 +277,7 @@ class DataStreams:
 
     # Inner workings
 
-    def _enter_early(self, stream: _Stream, now: float) -> None:
+    def _enter_early(self, stream: DataStream, now: float) -> None:
         if stream in self._early:
             return
         stream.since = now
@@ -314,7 +285,7 @@ class DataStreams:
         while len(self._early) > self._limits.streams:
             self._give_up_early(Limit.EARLY_STREAMS)
 
-    def _leave_early(self, stream: _Stream, octets: int) -> None:
+    def _leave_early(self, stream: DataStream, octets: int) -> None:
         """A stream is not early any more; ``octets`` were held of it."""
         if stream in self._early:
             del self._early[stream]
@@ -325,7 +296,7 @@ class DataStreams:
         self._counters.reached(limit)
         self._drop(next(iter(self._early)), StreamCode.CANCELLED)
 
-    def _route(self, stream: _Stream, header: SubgroupHeader | FetchHeader, now: float) -> None:
+    def _route(self, stream: DataStream, header: SubgroupHeader | FetchHeader, now: float) -> None:
         if isinstance(header, FetchHeader):
             if header.request_id in self._fetches:
                 self._assign(stream, self._fetches[header.request_id][0])
@@ -345,7 +316,7 @@ class DataStreams:
             expected = choose(bound, place, header.group_id)
         self._assign(stream, expected)
 
-    def _assign(self, stream: _Stream, expected: Expected) -> None:
+    def _assign(self, stream: DataStream, expected: Expected) -> None:
         header = stream.header
         assert header is not None
         self._leave_early(stream, 0)
@@ -363,7 +334,7 @@ class DataStreams:
         expected.streams_seen += 1
         self._host.emit(DataStreamOpened(expected.request_id, stream.stream_id, header))
 
-    def _continue(self, stream: _Stream, data: memoryview) -> None:
+    def _continue(self, stream: DataStream, data: memoryview) -> None:
         if stream.state is _DISCARDED:
             if stream.fin:
                 self._end(stream, DataStreamInput.FIN)
@@ -405,7 +376,7 @@ class DataStreams:
                 expected.harmless = header.properties
         expected.rules.check_object(header, *gaps)
 
-    def _parse(self, stream: _Stream, data: memoryview) -> None:
+    def _parse(self, stream: DataStream, data: memoryview) -> None:
         parser, expected = stream.parser, stream.expected
         if parser is None or expected is None or not len(data):
             return
@@ -433,7 +404,7 @@ class DataStreams:
         if malformed is not None and stream.state is state:  # a sink may have cancelled the request
             self._host.track_malformed(expected, malformed.reason)
 
-    def _begin(self, stream: _Stream, expected: Expected, header: ObjectHeader) -> None:
+    def _begin(self, stream: DataStream, expected: Expected, header: ObjectHeader) -> None:
         """Take note of an Object that starts.
 
         Raises:
@@ -446,8 +417,11 @@ class DataStreams:
         self._hold_to_rules(expected, header)
         stream.last = location
         stream.subgroup_id = header.subgroup_id
+        # Properties that told of no gap tell of none again; one ID further they may be wrong else.
+        harmless = header.properties == expected.harmless or not header.properties
+        stream.like = header if harmless and header.status is ObjectStatus.NORMAL else None
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: DataStream) -> None:
         parser, expected, header = stream.parser, stream.expected, stream.header
         assert parser is not None and expected is not None
         parser.finish()  # raises for FIN_INSIDE
@@ -464,7 +438,7 @@ class DataStreams:
                 return
         self._ended(stream, None)
 
-    def _ended(self, stream: _Stream, code: int | None) -> None:
+    def _ended(self, stream: DataStream, code: int | None) -> None:
         expected = stream.expected
         if expected is None:
             return
@@ -472,14 +446,14 @@ class DataStreams:
         self._host.emit(DataStreamEnded(expected.request_id, stream.stream_id, code))
         self._host.stream_ended(expected)
 
-    def _end(self, stream: _Stream, what: DataStreamInput) -> None:
+    def _end(self, stream: DataStream, what: DataStreamInput) -> None:
         """The peer has ended a stream: it is forgotten."""
         stream.state = next_state(stream.state, what)
         self._streams.pop(stream.stream_id, None)
         self._unended.pop(stream, None)
 
     def _drop(
-        self, stream: _Stream, code: int, what: DataStreamInput = DataStreamInput.GIVEN_UP
+        self, stream: DataStream, code: int, what: DataStreamInput = DataStreamInput.GIVEN_UP
     ) -> None:
         """Stop a stream and read over what still comes of it."""
         self._leave_early(stream, len(stream.early))
@@ -490,7 +464,7 @@ class DataStreams:
         else:
             self._host.stop_stream(stream.stream_id, code)
 
-    def _read_over(self, stream: _Stream, what: DataStreamInput) -> None:
+    def _read_over(self, stream: DataStream, what: DataStreamInput) -> None:
         """Discard what comes of a stream until it ends."""
         stream.state = next_state(stream.state, what)
         stream.parser = None

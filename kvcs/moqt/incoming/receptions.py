@@ -6,6 +6,7 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcs.moqt import messages
@@ -42,6 +43,8 @@ class Receptions:
         self._expected: dict[int, Expected] = {}
         self._done: dict[int, messages.PublishDone] = {}
         self._fetch_finished: set[int] = set()
+        self.has_events: Callable[[], bool] = session.has_events
+        """Whether an event waits to be delivered; every datagram asks."""
 
     # What is expected
 
@@ -159,10 +162,6 @@ class Receptions:
     def emit(self, event: Event) -> None:
         """Report an event."""
         self._session.emit(event)
-
-    def has_events(self) -> bool:
-        """Whether an event waits to be delivered."""
-        return self._session.has_events()
 
     def stop_stream(self, stream_id: int, code: int) -> None:
         """Stop one data stream; its request goes on (§11.4.3)."""

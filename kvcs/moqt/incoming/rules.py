@@ -128,6 +128,40 @@ class TrackRules:
             if header.status is ObjectStatus.END_OF_TRACK:
                 self._end_track(header.location)
 
+    def take_like(self, header: ObjectHeader, object_id: int) -> bool:
+        """Check an Object that is like another of its Subgroup and lies right behind all others.
+
+        Nearly every Object is one, of a Group and a Track whose ends nobody has told. For it this
+        does what `check_object` does, with fewer steps.
+
+        Args:
+            header: of the other one, which has passed: NORMAL, and with no gap before it.
+            object_id: the Object's.
+
+        Returns:
+            Whether it was so; else nothing is remembered, and `check_object` has to say.
+        """
+        group_id, subgroup_id = header.group_id, header.subgroup_id
+        group = self._groups.get(group_id)
+        if (
+            group is None
+            or group.final is not None
+            or self._end is not None
+            or self._final is not None
+            or len(group.gaps)
+            or (
+                subgroup_id is not None
+                and group.subgroups.get(subgroup_id) != (header.publisher_priority, None)
+            )
+            or not group.runs.extend(object_id)
+        ):
+            return False
+        if group_id > self._last_group:
+            self._last_group, self._last_object = group_id, object_id
+        elif group_id == self._last_group and object_id > self._last_object:
+            self._last_object = object_id
+        return True
+
     def finish_subgroup(
         self, group_id: int, subgroup_id: int, last_object_id: int, end_of_group: bool
     ) -> None:

@@ -14,8 +14,9 @@ from kvcs.moqt.events import (
     ObjectsReceived,
     ObjectStarted,
 )
+from kvcs.moqt.incoming.expected import as_items
 from kvcs.moqt.names import Location
-from kvcs.moqt.objects import Item
+from kvcs.moqt.objects import Item, ObjectHeader
 from kvcs.moqt.objects import ObjectChunk as Chunk
 from kvcs.moqt.objects import ObjectEnded as Ended
 from kvcs.moqt.objects import ObjectStarted as Started
@@ -32,7 +33,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.whole: dict[Location, bytes] = {}
-        self.payload_calls = 0
+        self.payload_calls = self.like_calls = 0
         self.on_start: Callable[[Location], None] | None = None
         self._current: dict[int, tuple[Location, bytearray]] = {}
 
@@ -56,6 +57,18 @@ class Recorder:
         self.payload_calls += 1
         if stream_id in self._current:
             self._current[stream_id][1].extend(data)
+
+    def take_like(
+        self,
+        stream_id: int,
+        like: ObjectHeader,
+        location: Location,
+        data: bytes,
+        stop: int,
+        start: int,
+    ) -> None:
+        self.like_calls += 1
+        self.take_items(stream_id, as_items(like, location, data, stop, start))
 
 
 def followed(piece: int) -> tuple[SessionPair, Recorder, int]:
@@ -86,6 +99,8 @@ def test_a_sink_and_events_share_out_what_comes(piece: int) -> None:
     in_events = [event.header.location for event in events if isinstance(event, ObjectStarted)]
     assert in_events == ([] if piece == 1 else [Location(1, 0)])
     assert (sink.payload_calls > 0) == (piece < OCTETS)
+    # A piece that ends one Object and begins the next, with all of the header in between.
+    assert (sink.like_calls > 0) == (piece in (17, OCTETS))
     assert len(pair.client.of(DataStreamOpened)) == 1
     assert [event.reset_code for event in pair.client.of(DataStreamEnded)] == [None]
 
@@ -98,9 +113,10 @@ def test_what_comes_while_events_wait_is_an_event_behind_them() -> None:
     core.emit(DataStreamEnded(99, 99, None))
     core.receive_stream_data(stream, bytes((0, OCTETS)) + bytes(5), False, 0.0)
     core.receive_stream_data(stream, bytes(6), False, 0.0)
-    assert not sink.payload_calls
+    core.receive_stream_data(stream, bytes(OCTETS - 11) + bytes((0, OCTETS)) + bytes(5), False, 0.0)
+    assert not sink.payload_calls and not sink.like_calls
     pair.client.drain_events()
-    assert heard == [DataStreamEnded, ObjectsReceived, ObjectsReceived]
+    assert heard == [DataStreamEnded, ObjectsReceived, ObjectsReceived, ObjectsReceived]
     core.receive_stream_data(stream, bytes(7), False, 0.0)
     assert sink.payload_calls == 1 and not core.has_events()
 

@@ -1,0 +1,88 @@
+"""The short way of an Object whose octets follow those of the one before it, in one layer.
+
+Nearly every Object is one: the blocks of a layer come one after the other on one stream, and the
+octets that end one begin the next. What the ledger does step by step for each is done here in one,
+where every check passes; where one does not, nothing has happened, and the steps have to be made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from kvcs.errors import ObjectError
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING
+from kvcs.kv.payload import DIGEST_OCTETS, HEADER_OCTETS
+from kvcs.kv.slots import Slot
+from kvcs.kv.substitutes import Substitutes
+from kvcs.moqt.names import Location
+
+
+class Successions(Substitutes):
+    """Substitutes that take one Object after the other; arguments as for `Holdings`."""
+
+    signed: bool
+
+    def go_on(
+        self, slot: Slot, location: Location, data: memoryview, stop: int, start: int
+    ) -> bool:
+        """End one Object and begin the next one of its layer with the same slot.
+
+        It is what `Slot.write`, `Slot.finish`, `Ledger.begin` and `Slot.write` do one after the
+        other, where the first Object is verified, nobody has anything of the second one, and its
+        header is all there and right.
+
+        Args:
+            slot: takes the first Object; from then on the second one.
+            location: of the second Object, whose payload is as long as that of the first.
+            data: octets of both.
+            stop: the first Object ends before this position.
+            start: the second one begins here, and does not end in ``data``.
+
+        Returns:
+            Whether it was so; else nothing has happened that those calls would not do.
+        """
+        place, row, lane, length = slot.place, slot.row, slot.lane, slot.payload_length
+        layer, block = slot.location
+        after = location.object
+        head, size = start + HEADER_OCTETS, len(data)
+        if (
+            place is None
+            or row is None
+            or slot.is_aside
+            or slot.received + stop != length
+            or length != lane.payload_octets
+            or after != block + 1
+            or after >= lane.part.wanted
+            or head > size
+        ):
+            return False
+        states, holders, listed = row.states, row.holders, row.listed
+        if states[block] != OWED or states[after] != OWED or after in holders:
+            return False
+        place[slot.received - HEADER_OCTETS :] = data[:stop]
+        digest = hashlib.sha256(place).digest()
+        at, behind = block * DIGEST_OCTETS, after * DIGEST_OCTETS
+        if digest != slot.digest or (listed is not None and listed[at:behind] != digest):
+            return False
+        try:
+            announced = lane.check.digest(data[start:head], location, length)
+        except ObjectError:
+            return False
+        row.digests[at:behind] = digest
+        counters = self.counters
+        if listed is None and self.signed:
+            states[block] = WAITING
+        else:
+            states[block] = VERIFIED
+            # The layer lacks the next Object, so it is not ready.
+            self._verified[layer] += 1
+            counters.verified += 1
+            counters.verified_octets += lane.layout.octets
+        counters.octets += length
+        octets = len(place)
+        slot.place = place = row.places[0][after * octets : (after + 1) * octets]
+        del holders[block]
+        holders[after] = slot
+        slot.location, slot.digest, slot.received = location, announced, size - start
+        place[: size - head] = data[head:]
+        return True

@@ -360,30 +360,63 @@ class BlockEncoder:
                 f"codec {self.codec.name} made {length} octets of Data for layer {layer} block"
                 f" {block}, expected {self._expected}"
             )
-        if length > self._max:
-            raise UsageError(
-                f"Data of {length} octets is above the limit of {self._max}; use smaller blocks"
-            )
+        self._check_limit(length)
         hashed = hashlib.sha256(data[0]) if data else hashlib.sha256()
         for piece in data[1:]:
             hashed.update(piece)
         digest = hashed.digest()
-        start = (self._first_block + block) * self._tokens
-        header = _HEADER.pack(
+        header = self._header(layer, block, length, digest)
+        return EncodedBlock((memoryview(header), *data), HEADER_OCTETS + length, digest)
+
+    def encode_run(
+        self, layer: int, blocks: range, sections: Sequence[memoryview]
+    ) -> list[EncodedBlock]:
+        """Hash blocks that follow each other, of a codec whose Data is the sections themselves.
+
+        Args:
+            layer: Group ID.
+            blocks: Object IDs, ascending.
+            sections: for each section the octets of block 0 and of all behind it.
+
+        Raises:
+            UsageError: Data is beyond the limit.
+        """
+        sizes = self.layout.section_octets
+        length = sum(sizes)
+        self._check_limit(length)
+        sha256, cuts = hashlib.sha256, list(zip(sections, sizes, strict=True))
+        encoded = []
+        for block in blocks:
+            data = [section[block * size : (block + 1) * size] for section, size in cuts]
+            hashed = sha256(data[0])
+            for piece in data[1:]:
+                hashed.update(piece)
+            digest = hashed.digest()
+            header = memoryview(self._header(layer, block, length, digest))
+            encoded.append(EncodedBlock((header, *data), HEADER_OCTETS + length, digest))
+        return encoded
+
+    def _check_limit(self, length: int) -> None:
+        if length > self._max:
+            raise UsageError(
+                f"Data of {length} octets is above the limit of {self._max}; use smaller blocks"
+            )
+
+    def _header(self, layer: int, block: int, length: int, digest: bytes) -> bytes:
+        return _HEADER.pack(
             MAGIC,
             VERSION,
             self._component,
             0,
             layer,
             block,
-            start,
+            (self._first_block + block) * self._tokens,
             self._tokens,
             self.codec.number,
             0,
             length,
             digest,
         )
-        return EncodedBlock((memoryview(header), *data), HEADER_OCTETS + length, digest)
 
 
 def build_payload(

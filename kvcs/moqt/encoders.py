@@ -40,11 +40,14 @@ class SubgroupEncoder:
         header: the stream's header; its own octets come from ``header.encode()``.
     """
 
-    __slots__ = ("_object_id", "header")
+    __slots__ = ("_head", "_length", "_object_id", "header")
 
     def __init__(self, header: SubgroupHeader) -> None:
         self.header = header
         self._object_id = -1
+        self._head, self._length = b"", 0
+        """What goes before a payload of this length, where the Object follows the one before it;
+        those of a Subgroup mostly have one length."""
 
     def object(self, header: ObjectHeader) -> bytes:
         """Return the octets that go before the payload.
@@ -54,6 +57,16 @@ class SubgroupEncoder:
                 Properties where the stream has none.
         """
         delta = header.object_id - self._object_id - 1
+        if (
+            not delta
+            and header.payload_length == self._length
+            and header.group_id == self.header.group_id
+            and header.status is ObjectStatus.NORMAL
+            and not header.properties
+            and self._length
+        ):
+            self._object_id += 1
+            return self._head
         if header.group_id != self.header.group_id or delta < 0:
             raise UsageError(
                 f"Object {header.location} cannot follow Object {self._object_id}"
@@ -69,7 +82,10 @@ class SubgroupEncoder:
         if not header.payload_length:
             parts.append(encode_vi64(header.status))
         self._object_id = header.object_id
-        return b"".join(parts)
+        head = b"".join(parts)
+        if not delta and not header.properties:
+            self._head, self._length = head, header.payload_length
+        return head
 
 
 class FetchEncoder:

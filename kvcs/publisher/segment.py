@@ -16,6 +16,7 @@ from kvcs.kv import (
     as_host_array,
     lookup,
 )
+from kvcs.kv.arrays import byte_view
 from kvcs.kv.payload import BlockEncoder, EncodedBlock
 from kvcs.moqt.errors import PublishDoneCode
 from kvcs.moqt.names import Location
@@ -34,6 +35,9 @@ END_OF_TRACK_PRIORITY = 127
 
 THREAD_OCTETS = 1 << 20
 """Layers of more octets than this are copied and hashed in a thread, off the event loop."""
+
+RUN_OCTETS = 128 * 1024
+"""Octets of one array that are copied in one go, if blocks are smaller; then they are hashed."""
 
 Array = npt.NDArray[Any]
 
@@ -270,6 +274,8 @@ class Segment:
         self, layer: int, name: DataTrack, arrays: Sequence[tuple[Array, Array]]
     ) -> list[EncodedBlock]:
         encoder = self._encoder(name)
+        if encoder.codec.in_place:
+            return self._encode_in_place(layer, encoder, arrays)
         size = self._descriptor.block_tokens
         encoded: list[EncodedBlock] = []
         for block in range(self.blocks):
@@ -277,14 +283,30 @@ class Segment:
             for held, source in arrays:
                 section = held[block * size : (block + 1) * size]
                 if held is not source:
-                    # Block by block: it is hashed while it is in the processor's cache.
                     np.copyto(section, source[block * size : (block + 1) * size], casting="no")
                 sections.append(section)
             made = encoder.encode(Location(layer, block), sections)
-            if not encoder.codec.in_place:
-                # Its pieces may be views of what the caller goes on to use.
-                made = made._replace(parts=tuple(memoryview(bytes(part)) for part in made.parts))
-            encoded.append(made)
+            # Its pieces may be views of what the caller goes on to use.
+            parts = tuple(memoryview(bytes(part)) for part in made.parts)
+            encoded.append(made._replace(parts=parts))
+        return encoded
+
+    def _encode_in_place(
+        self, layer: int, encoder: BlockEncoder, arrays: Sequence[tuple[Array, Array]]
+    ) -> list[EncodedBlock]:
+        """As `_encode`, where Data is the arrays themselves."""
+        tokens, blocks = self._descriptor.block_tokens, self.blocks
+        sections = [byte_view(held) for held, _ in arrays]
+        # Run by run: each is hashed while it is in the processor's cache.
+        run = max(1, RUN_OCTETS // encoder.layout.octets)
+        encoded: list[EncodedBlock] = []
+        for first in range(0, blocks, run):
+            stop = min(first + run, blocks)
+            part = slice(first * tokens, stop * tokens)
+            for held, source in arrays:
+                if held is not source:
+                    np.copyto(held[part], source[part], casting="no")
+            encoded += encoder.encode_run(layer, range(first, stop), sections)
         return encoded
 
     def _send(self, layer: int, payloads: list[list[EncodedBlock]]) -> None:

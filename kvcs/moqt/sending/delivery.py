@@ -24,22 +24,14 @@ from kvcs.moqt.data import (
 from kvcs.moqt.errors import StreamCode
 from kvcs.moqt.filters import Range, RangeFilters
 from kvcs.moqt.names import GroupOrder, Location, TrackNamespace
-from kvcs.moqt.sending.pieces import Host, Piece, passes
+from kvcs.moqt.sending.pieces import Host, Piece, passes, whole_objects
 from kvcs.moqt.sending.scheduler import SendKey, send_key
 from kvcs.moqt.sending.timeouts import Timeouts
 from kvcs.moqt.track.ranges import RangeReader, UnknownRun
 from kvcs.moqt.track.store import Track
 from kvcs.moqt.track.stored import StoredObject, Subgroup
 
-__all__ = [
-    "Host",
-    "ObjectSender",
-    "Piece",
-    "RangeSender",
-    "SubgroupSender",
-    "UnknownHandler",
-    "passes",
-]
+__all__ = ["Host", "ObjectSender", "Piece", "RangeSender", "SubgroupSender", "UnknownHandler"]
 
 UnknownHandler = Callable[["RangeSender", UnknownRun], bool]
 """Asked once for each run that is unknown: True when it is being looked up and `wake` or `give_up`
@@ -179,7 +171,11 @@ class SubgroupSender(ObjectSender):
         """Octets to send now; see `ObjectSender`."""
         subgroup = self.subgroup
         data: list[Buffer] = []
-        while self._index < len(subgroup.objects):
+        while limit > 0 and self._index < len(subgroup.objects):
+            if self._current is None and self._encoder is not None and not self.filters:
+                limit -= self._run(self._encoder, limit, now, data)
+                if limit <= 0 or self._index == len(subgroup.objects):
+                    break
             stored = subgroup.objects[self._index]
             if self._current is None:
                 if not self._wanted(stored):
@@ -208,12 +204,21 @@ class SubgroupSender(ObjectSender):
                     stored.watch(self)
                 return Piece(data) if data else None
             self._index += 1
-            self._offset = 0
-            self._current = None
+            self._offset, self._current = 0, None
             self._count(stored)
-            if limit <= 0:
-                break
         return self._ending(data)
+
+    def _run(self, encoder: SubgroupEncoder, limit: int, now: float, data: list[Buffer]) -> int:
+        """Append Objects to ``data`` that need no second look; their payload octets."""
+        track, late, objects = self.track, self.timeouts.object, self.subgroup.objects
+        octets, run = whole_objects(track, objects, self._index, self.span, late, limit, now)
+        for stored in run:
+            data.append(encoder.object(stored.header))
+            data += stored.parts
+        self._index += len(run)
+        track.objects_sent += len(run)
+        track.octets_sent += octets
+        return octets
 
     @property
     def has_more(self) -> bool:

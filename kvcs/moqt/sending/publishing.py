@@ -17,9 +17,9 @@ from kvcs.moqt.sending.delivery import (
     RangeSender,
     SubgroupSender,
     UnknownHandler,
-    passes,
 )
 from kvcs.moqt.sending.lag import Lag
+from kvcs.moqt.sending.pieces import passes
 from kvcs.moqt.sending.timeouts import AskedTimeouts
 from kvcs.moqt.track.store import Track
 from kvcs.moqt.track.stored import Group, StoredObject, Subgroup

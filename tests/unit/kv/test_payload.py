@@ -27,7 +27,7 @@ from kvcs.kv import (
     lookup,
     register,
 )
-from kvcs.kv.payload import MAX_DATA_OCTETS, HeaderCheck
+from kvcs.kv.payload import MAX_DATA_OCTETS, BlockEncoder, HeaderCheck
 from kvcs.moqt.names import Location
 from tests.unit.kv.toy import DATA_OCTETS, K0, PAYLOAD_OCTETS, V0, toy_descriptor, toy_publication
 
@@ -265,3 +265,30 @@ def test_the_quick_check_finds_what_the_thorough_one_finds(position: int) -> Non
         assert outcome(lambda header: quick.digest(header, *place), octets) == thorough
         if thorough is None:
             assert quick.digest(octets, *place) == octets[-32:]
+
+
+@pytest.mark.parametrize("component", [Component.K, Component.V, Component.KV])
+def test_blocks_are_encoded_in_a_run_as_one_by_one(component: Component) -> None:
+    descriptor = toy_descriptor()
+    encoder = BlockEncoder(DataTrack(component, "raw", 0), 7, descriptor, MAX_DATA_OCTETS)
+    random = np.random.default_rng(5)
+    tokens, blocks = descriptor.block_tokens, 4
+    arrays = [
+        random.integers(0, 256, (blocks, octets), dtype=np.uint8)
+        for octets in encoder.layout.section_octets
+    ]
+    sections = [memoryview(array).cast("B") for array in arrays]
+    run = encoder.encode_run(3, range(1, blocks), sections)
+    alone = [
+        encoder.encode(Location(3, block), [array[block] for array in arrays])
+        for block in range(1, blocks)
+    ]
+    assert [b"".join(each.parts) for each in run] == [b"".join(each.parts) for each in alone]
+    assert [each[1:] for each in run] == [each[1:] for each in alone]
+    assert PayloadHeader.unpack(run[0].parts[0]).token_start == 8 * tokens
+
+
+def test_a_run_of_blocks_above_the_limit_is_refused() -> None:
+    encoder = BlockEncoder(K0, 0, toy_descriptor(), DATA_OCTETS - 1)
+    with pytest.raises(UsageError, match="above the limit"):
+        encoder.encode_run(0, range(1), [memoryview(bytes(DATA_OCTETS))])

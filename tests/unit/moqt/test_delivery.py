@@ -9,10 +9,12 @@ from kvcs.moqt.filters import Range, RangeFilter, RangeFilters
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
-from kvcs.moqt.sending.delivery import Piece
+from kvcs.moqt.sending.delivery import Piece, SubgroupSender
+from kvcs.moqt.sending.timeouts import Timeouts
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.testing.tracks import payload, put, put_group, subgroup_stream, track
 from tests.unit.moqt.senders import (
+    EVERYTHING,
     HEADER,
     MANY,
     Host,
@@ -47,6 +49,67 @@ def test_a_piece_holds_objects_up_to_the_limit_of_their_payload() -> None:
     third = sender.next_piece(len(two) - 3, 0.0)
     assert octets(third) == two[3:]
     assert sender.has_more
+
+
+def obstructed(kind: str) -> SubgroupSender:
+    """A sender of six Objects, the fourth of which is not like the others."""
+    source = track()
+    put_group(source, 0, 6)
+    span, timeouts, filters = EVERYTHING, Timeouts(), RangeFilters()
+    fourth = subgroup_of(source).objects[3]
+    if kind == "failed":
+        fourth.failed = True
+    elif kind == "begins anew":
+        fourth.continues = False
+    elif kind == "arriving":
+        fourth.received -= 1
+    elif kind == "late":
+        timeouts, fourth.born = Timeouts(object=1.0), -2.0
+    elif kind == "expired":
+        source.authoritative, source.cache_seconds, fourth.born = False, 1.0, -2.0
+    elif kind == "beyond the range":
+        span = Range(Location(0, 0), Location(0, 2))
+    elif kind == "before the range":
+        span = Range(Location(0, 4), None)
+    elif kind == "filtered":
+        filters = of(objectid_filter=RangeFilter(0, ((0, 2), (4, 9))))
+    return live(source, span=span, timeouts=timeouts, filters=filters)
+
+
+@pytest.mark.parametrize("limit", [2, 10, 30, MANY])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "none",
+        "failed",
+        "begins anew",
+        "arriving",
+        "late",
+        "expired",
+        "beyond the range",
+        "before the range",
+        "filtered",
+    ],
+)
+def test_many_objects_go_out_at_once_as_they_do_octet_by_octet(kind: str, limit: int) -> None:
+    one_by_one, together = obstructed(kind), obstructed(kind)
+    assert drain(together, limit) == drain(one_by_one, 1)
+    assert together.place == one_by_one.place
+    assert together.continues_at == one_by_one.continues_at
+    assert together.track.objects_sent == one_by_one.track.objects_sent
+    assert together.track.octets_sent == one_by_one.track.octets_sent
+
+
+def test_objects_of_several_lengths_go_out_at_once_as_octet_by_octet() -> None:
+    source = track()
+    lengths = (5, 5, 200, 200, 5, 70_000, 70_000, 5)
+    run = [
+        (ObjectHeader(0, n, 0, 0, payload_length=size), (memoryview(bytes((n,)) * size),))
+        for n, size in enumerate(lengths)
+    ]
+    source.publish_run(run, 0.0)
+    source.finish_subgroup(0, 0)
+    assert drain(live(source), MANY) == drain(live(source), 1000) == drain(live(source), 3)
 
 
 def test_fin_follows_when_the_subgroup_ends_later() -> None:

@@ -227,8 +227,9 @@ class Filling:
             (stop - start) // room,
             -(-TURN_OCTETS // room),
         )
-        if count <= 0 or self._left or self.acknowledgement is not None:
+        if count <= 0 or self._frames or self.acknowledgement is not None:
             return start
+        self._left = 0  # of a packet that was begun, where nothing is in it yet
         at, end, now, sent = start, sender._buffer_fin, self._now, self.sent
         bits, octets = (EIGHT_OCTETS, 8) if wide else (FOUR_OCTETS, 4)
         filling = FILLING + stream_id

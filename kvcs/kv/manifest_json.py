@@ -185,7 +185,7 @@ def _group(digests: Json, blocks: int, where: str) -> bytes:
     except (TypeError, ValueError):
         raise PublicationError(f"{where}: a digest is not 64 lower-case hex digits") from None
     # fromhex also takes capitals and spaces, and a join hides where one digest ends.
-    if octets.hex() != text or any(len(digest) != 64 for digest in texts):
+    if octets.hex() != text or set(map(len, texts)) != {64}:
         raise PublicationError(f"{where}: a digest is not 64 lower-case hex digits")
     return octets
 

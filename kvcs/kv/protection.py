@@ -176,6 +176,8 @@ def sealed_octets(payload_octets: int) -> int:
 class _Aead:
     """AES-GCM under one derived key, made once; it writes where it is told to.
 
+    Locations have gone into the associated data before, and so they fit their nonces.
+
     Args:
         derived: key and salt of the track.
     """
@@ -191,28 +193,26 @@ class _Aead:
 
     def seal(self, location: Location, plain: Octets, associated: bytes, into: memoryview) -> None:
         """Seal octets; ``into`` has room for the tag behind them."""
+        made = (self._salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
         if self._seal_into is not None:
-            self._seal_into(self._nonce(location), plain, associated, into)
+            self._seal_into(made, plain, associated, into)
         else:
-            into[:] = self._aead.encrypt(self._nonce(location), plain, associated)
+            into[:] = self._aead.encrypt(made, plain, associated)
 
     def open(
         self, location: Location, sealed: Octets, associated: bytes, into: memoryview | None
     ) -> memoryview:
         """Open sealed octets; raises what `AESGCM` raises where they do not."""
+        made = (self._salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
         if into is None or self._open_into is None:
-            return memoryview(self._aead.decrypt(self._nonce(location), sealed, associated))
+            return memoryview(self._aead.decrypt(made, sealed, associated))
         try:
-            self._open_into(self._nonce(location), sealed, associated, into)
+            self._open_into(made, sealed, associated, into)
         except InvalidTag:
             # It is written before the tag is compared, and nobody may see it.
             into[:] = bytes(len(into))
             raise
         return into
-
-    def _nonce(self, location: Location) -> bytes:
-        """As `nonce`, of a Location that has gone into the associated data, and so fits."""
-        return (self._salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
 
 
 class Sealer:

@@ -86,7 +86,8 @@ class Unsealer:
         self.latest: SealedSlot | None = None
         """The last of those, if it still is on its way."""
         self._spare: list[memoryview] = []
-        """Buffers that nobody uses."""
+        """Buffers that nobody uses, all of one length."""
+        self._spare_octets = 0
         self._plain = memoryview(b"")
         """Where an Object lies between its opening and its place; the next one overwrites it."""
 
@@ -185,25 +186,27 @@ class Unsealer:
 
     def buffer(self, octets: int) -> memoryview:
         """Memory for a sealed payload of so many octets."""
-        spare = self._spare
-        if spare and len(spare[-1]) == octets:
-            return spare.pop()
+        if octets == self._spare_octets and self._spare:
+            return self._spare.pop()
         # Not zeroed: a peer that announces much and sends little costs nothing.
         return new_memory(octets).data
 
-    def keep(self, buffer: memoryview) -> None:
-        """Nobody uses a buffer any more."""
-        spare = self._spare
-        if spare and len(spare[0]) != len(buffer):
-            spare.clear()
-        if len(spare) < MAX_SPARE_BUFFERS and len(buffer) <= MAX_SPARE_OCTETS:
-            spare.append(buffer)
+    def keep(self, buffer: memoryview, octets: int) -> None:
+        """Nobody uses a buffer of so many octets any more."""
+        if octets != self._spare_octets:
+            self._spare.clear()
+            self._spare_octets = octets
+        if len(self._spare) < MAX_SPARE_BUFFERS and octets <= MAX_SPARE_OCTETS:
+            self._spare.append(buffer)
 
     def plain(self, octets: int) -> memoryview:
         """Memory for so many octets of an opened Object, until the next call."""
-        if len(self._plain) != octets:
-            self._plain = new_memory(octets).data
-        return self._plain
+        plain = self._plain
+        if len(plain) != octets:
+            plain = new_memory(octets).data
+            if octets <= MAX_SPARE_OCTETS:
+                self._plain = plain
+        return plain
 
 
 class SealedSlot:
@@ -305,7 +308,7 @@ class SealedSlot:
             ledger.counters.octets += self.received
             raise
         finally:
-            unsealer.keep(sealed)
+            unsealer.keep(sealed, self.payload_length)
         slot = ledger.begin_on(lane.lane, self.location, len(payload))
         if slot is None:
             return Outcome.DUPLICATE  # it was selected when it began, and is no longer

@@ -101,8 +101,8 @@ class LocationSet:
             if location <= end:
                 return
             if end.group == location.group and end.object + 1 == location.object:
-                after = following(location)
-                if index + 1 == len(self._starts) or self._starts[index + 1] != after:
+                behind = index + 1
+                if behind == len(self._starts) or self._starts[behind] != following(location):
                     self._ends[index] = location
                     return
         self.add(location, location)

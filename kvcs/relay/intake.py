@@ -81,6 +81,7 @@ class SubgroupIntake:
 
     def __init__(self, bay: Bay, header: SubgroupHeader) -> None:
         self._bay = bay
+        self._stats = bay.stats
         self._live = bay.track.open_stream(header)
         self._writer: Writer | None = None
         self._group_id = header.group_id
@@ -106,10 +107,11 @@ class SubgroupIntake:
             MalformedTrack: it contradicts what is stored.
             StoreFull: it is too large, or the cache has no room.
         """
-        if self._bay.too_large(header):
+        bay = self._bay
+        if header.payload_length > bay.max_object_octets:
             raise StoreFull(f"an Object of {header.payload_length} octets at {header.location}")
-        self._writer = self._live.begin(header, now)
-        self._bay.began(self._writer, header, now)
+        self._writer = writer = self._live.begin(header, now)
+        bay.began(writer, header, now)
 
     def chunk(self, data: bytes | memoryview) -> None:
         """Take payload octets.
@@ -118,13 +120,14 @@ class SubgroupIntake:
             MalformedTrack: another publisher sent other ones.
             StoreFull: the cache has no room for the rest.
         """
-        if self._writer is not None:
-            self._writer.write(data)
-            self._bay.stats.octets_in += len(data)
+        writer = self._writer
+        if writer is not None:
+            writer.write(data)
+            self._stats.octets_in += len(data)
 
     def completed(self) -> None:
         """Count an Object."""
-        self._bay.stats.objects_in += 1
+        self._stats.objects_in += 1
 
     def marked(self, kind: RangeKind, location: Location) -> None:
         """Subgroup streams carry no markers."""

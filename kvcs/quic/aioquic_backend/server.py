@@ -206,7 +206,7 @@ class AioquicListener:
         entry = self._route(data, address)
         if entry is not None:
             entry.transport.datagram_received(data, address, now)
-            if entry.transport.heard_nothing:
+            if data[0] & LONG_HEADER and entry.transport.heard_nothing:
                 # Not a readable first flight: whoever sent it gets no state for it.
                 entry.transport.abandon()
                 self._forget(entry.transport)

@@ -122,6 +122,24 @@ def test_what_comes_while_events_wait_is_an_event_behind_them() -> None:
 
 
 @pytest.mark.parametrize("piece", [3, 1 << 20])
+def test_a_sink_may_be_taken_away(piece: int) -> None:
+    """What comes from then on is events again."""
+    pair, sink, request_id = followed(piece)
+
+    def leave(location: Location) -> None:
+        if location.object == 2:
+            pair.client.core.receptions.sink_to(request_id, None)
+
+    sink.on_start = leave
+    pair.run()
+    assert sink.whole == {
+        Location(1, object_id): payload(Location(1, object_id), OCTETS) for object_id in range(4)
+    }
+    later = [event.header.location.object for event in pair.client.of(ObjectStarted)][1:]
+    assert later == ([3] if piece < OCTETS else [])  # one input had brought the last three
+
+
+@pytest.mark.parametrize("piece", [3, 1 << 20])
 def test_a_sink_may_cancel_its_request(piece: int) -> None:
     pair, sink, request_id = followed(piece)
 

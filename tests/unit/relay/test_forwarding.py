@@ -15,6 +15,8 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.sending.publishing import location_filter
+from kvcs.moqt.track.stored import FIRST_PART_OCTETS, OBJECT_BOOKKEEPING_OCTETS
+from kvcs.relay.cache import TRACK_OCTETS
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
@@ -344,6 +346,40 @@ def test_an_object_beyond_the_limit_ends_its_stream_only(publisher: RawPublisher
     publisher.stream(group=1, first_object=True).object(0, fin=True)
     assert consumer.locations(request_id) == [Location(0, 0), Location(1, 0)]
     assert hub.core.snapshot().too_large == 1
+
+
+def test_an_object_whose_rest_has_no_room_ends_its_stream_only() -> None:
+    """Its first part had: what was only announced counts little."""
+    kib, first_parts = 1024, 2 * (FIRST_PART_OCTETS + OBJECT_BOOKKEEPING_OCTETS)
+    hub = Hub(RelayLimits(cache_octets=TRACK_OCTETS + first_parts + 2 * kib))
+    publisher = RawPublisher(hub)
+    consumer = ConsumerPeer(hub)
+    request_id = consumer.subscribe()
+    streams = [publisher.stream(group, first_object=True) for group in range(2)]
+    octets = 67 * kib
+    for stream in streams:
+        data = stream.object(0, octets=octets, sent=kib)
+    streams[1].write(data[kib : octets - 1])
+    assert consumer.stream_ends(request_id) == [StreamCode.EXCESSIVE_LOAD]
+    assert hub.core.snapshot().too_large == 1
+    streams[1].write(data[octets - 1 :], fin=True)  # it was on its way, and nobody takes it
+    streams[0].write(payload(Location(0, 0), octets)[kib:], fin=True)
+    assert consumer.locations(request_id) == [Location(0, 0)]
+
+
+def test_payloads_that_differ_in_the_middle_end_the_track(hub: Hub) -> None:
+    first, second = RawPublisher(hub), RawPublisher(hub)
+    consumer = ConsumerPeer(hub)
+    request_id = consumer.subscribe()
+    first.stream(first_object=True).object(0, octets=90, fin=True)
+    stream = second.stream(first_object=True)
+    data = stream.object(0, octets=90, sent=30)
+    stream.write(data[30:60])
+    assert consumer.done(request_id) is None
+    stream.write(bytes(29))
+    done = consumer.done(request_id)
+    assert done is not None and done.status == PublishDoneCode.MALFORMED_TRACK
+    assert hub.core.snapshot().malformed == 1
 
 
 def test_a_cancelled_downstream_stream_leaves_the_others_alone(

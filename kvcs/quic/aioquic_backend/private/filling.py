@@ -24,7 +24,7 @@ from kvcs.quic.aioquic_backend.private.queue import stream_key
 from kvcs.quic.aioquic_backend.private.sending import Octets
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
 
-TURN_OCTETS: Final = 16 * 1024
+TURN_OCTETS: Final = 64 * 1024
 """Octets of one stream after which the next one has its turn; whole packets, at least one."""
 
 SHORT_HEADER_OCTETS: Final = 3

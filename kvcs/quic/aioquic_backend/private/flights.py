@@ -33,7 +33,7 @@ TAG_OCTETS: Final = 16
 """What each of TLS 1.3's ciphers adds to a packet."""
 
 LARGE_OCTETS: Final = 4096
-"""Payloads above this are sealed where they are sent from, if the cipher can: memory for a second
+"""Datagrams above this are sealed where they are sent from, if the cipher can: memory for a second
 copy of them costs more than the cipher."""
 
 MAX_SPARE: Final = 128
@@ -115,6 +115,7 @@ class Flight:
         )
         self.peer_cid: Final = peer_cid
         self._plain_head = bytes((self._first,)) + peer_cid
+        self._added = len(self._plain_head) + PACKET_NUMBER_SEND_SIZE + TAG_OCTETS
         self._begun = packet_number
         self._sealed: list[bytes | bytearray] = []
         """Sealed payloads, and large ones behind room for their headers."""
@@ -128,15 +129,15 @@ class Flight:
         nonce = (self._iv ^ number).to_bytes(NONCE_OCTETS, "big")
         head = self._plain_head + (number & NUMBER_MASK).to_bytes(PACKET_NUMBER_SEND_SIZE, "big")
         plain = b"".join(payload)
-        if self._encrypt_into is not None and len(plain) > LARGE_OCTETS:
-            size = len(head) + len(plain) + TAG_OCTETS
+        size = self._added + len(plain)
+        if size > LARGE_OCTETS and self._encrypt_into is not None:
             datagram = _memory(size)
             self._encrypt_into(nonce, plain, head, memoryview(datagram)[len(head) :])
             self._sealed.append(datagram)
             return size
         sealed = self._encrypt(nonce, plain, head)
         self._sealed.append(sealed)
-        return len(head) + len(sealed)
+        return size
 
     def datagrams(self) -> list[bytes]:
         """Protect the headers.

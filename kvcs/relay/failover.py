@@ -230,7 +230,9 @@ class Failover:
         self._hub.report("upstream_not_replaced", track=str(owner.name), reason=why.reason)
         self.abort(now)
         owner.sources.cancel(StreamCode.CANCELLED, published=False)
-        owner.track.end(why.status, why.reason)
+        # Where it is reopened at once, who followed it has to be told before: else what comes next
+        # would reach them as if nothing lacked before it.
+        owner.track.end(why.status, why.reason, abandoned=bool(owner.sources))
         if owner.sources:
             owner.track.reopen()  # for whoever asks next
         else:

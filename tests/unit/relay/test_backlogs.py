@@ -9,6 +9,7 @@ import pytest
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import Location, TrackNamespace
+from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.track.store import Track
 from kvcs.relay import backlogs
 from kvcs.relay.settings import RelayLimits
@@ -204,6 +205,30 @@ def test_time_does_not_run_while_a_fill_goes_first() -> None:
     assert status(peer, request_id) is None
     go_on(peer)
     assert sorted(peer.locations(request_id)) == locations(range(2))
+
+
+def test_time_begins_anew_once_a_fill_has_gone_first() -> None:
+    """What was published during the fill is not late from the first moment on."""
+    hub, track = served()
+    put_group(track, 0, 3)
+    peer = ConsumerPeer(hub)
+    request_id = peer.subscribe(fill=None)
+    stop(peer)
+    put_group(track, 1, 3)
+    hub.advance(LIMIT / 2)  # it is late, for less than its time
+    fill = Parameters.of(location_filter=LocationFilter.absolute_start(0, 0))
+    peer.end.core.requester.update(request_id, Parameters.of(fill_parameters=fill))
+    hub.advance(10 * LIMIT)
+    deliveries = hub.core.peer(peer.spoke.key)
+    assert deliveries is not None
+    (delivery,) = deliveries.core.deliveries.subscriptions()
+    assert delivery._fills and status(peer, request_id) is None
+    for sender in list(delivery._fills):
+        delivery.host.reset_sender(sender, StreamCode.CANCELLED)
+    hub.advance(LIMIT - MARGIN)
+    assert status(peer, request_id) is None
+    hub.advance(2 * MARGIN)
+    assert status(peer, request_id) == BEHIND
 
 
 def test_a_fetch_is_never_too_far_behind() -> None:

@@ -11,9 +11,10 @@ import pytest
 from kvcs.errors import RequestError
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.intervals import following
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader
-from kvcs.moqt.parameters import ParameterType
+from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.bridge import Bridge
 from kvcs.moqt.track.live import LiveStream
@@ -24,6 +25,7 @@ from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, payload, put_group
 from tests.unit.relay.chains import OBJECTS, A, B, C, locations
+from tests.unit.relay.publishing import Pusher
 
 OCTETS = 40
 """Octets of an Object that comes in two parts."""
@@ -343,6 +345,131 @@ def test_nobody_is_asked_where_nobody_follows() -> None:
     world.lose()
     assert world.lower.core.stats.upstream_subscriptions == 1
     assert world.stats == (0, 0)
+
+
+def test_a_track_that_has_ended_there_ends_behind_what_lacks() -> None:
+    """The word that it has ended overtakes the fill, which a relay must not take for less."""
+    world = World()
+    request = world.consumer.subscribe()
+    world.put_group(0)
+    for group in (1, 2):
+        put_group(world.tracks[1], group, OBJECTS)
+    end_track(world.tracks[1], 3)
+    world.tracks[1].end(PublishDoneCode.TRACK_ENDED)
+    world.lower.run()
+    link = world.links[1].peer
+    original = link.core.receive_stream_data
+    held: list[tuple[int, bytes, bool]] = []
+
+    def receive(stream_id: int, data: bytes, fin: bool, now: float) -> None:
+        if stream_id % 4 == 3:  # from the upstream alone: its fill, then its answer to a FETCH
+            held.append((stream_id, bytes(data), fin))
+        else:
+            original(stream_id, data, fin, now)
+
+    link.core.receive_stream_data = receive  # type: ignore[method-assign]
+    world.lose()
+    world.lower.advance(2.0)
+    assert held and world.consumer.done(request) is None
+    link.core.receive_stream_data = original  # type: ignore[method-assign]
+    for piece in held:
+        original(*piece, world.lower.now)
+        link.drain_events()
+    world.lower.advance(2.0)
+    assert world.consumer.locations(request) == locations(range(3))
+    ended = world.consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.TRACK_ENDED
+    assert world.stats == (1, 0)
+
+
+def test_a_track_that_failed_is_open_for_whoever_asks_next() -> None:
+    """One that has published it does not give what it began behind; what follows it does."""
+    hub = Hub()
+    here, pusher = PublisherPeer(hub), Pusher(hub, namespace=None)
+    consumer = ConsumerPeer(hub)
+    put_group(here.track(), 0, OBJECTS)
+    request = consumer.subscribe()
+    pushed = pusher.track()
+    for group in range(3):
+        put_group(pushed, group, OBJECTS)
+    pusher.push_track(pushed)
+    pusher.refusal = RequestError("no", RequestCode.UNAUTHORIZED)
+    here.vanish()
+    hub.advance(RelayLimits().upstream_wait + 1.0)
+    ended = consumer.done(request)
+    assert ended is not None and ended.status == PublishDoneCode.GOING_AWAY
+    assert hub.core.stats.failovers_failed == 1
+    again = consumer.subscribe(fill=None)
+    put_group(pushed, 3, OBJECTS)
+    hub.run()
+    assert consumer.locations(again) == locations(range(3, 4))
+    hub.advance(1.0)
+    assert consumer.done(again) is None
+
+
+def test_what_came_before_a_publisher_was_resumed_is_nobodys() -> None:
+    """Who followed from then on is owed by the next source only what lies behind."""
+    upper, lower = Hub(relay_id=A), Hub(relay_id=B)
+    lower.link(upper)
+    pusher, there = Pusher(lower, namespace=None), PublisherPeer(upper)
+    pushed, _ = pusher.push(parameters=Parameters.of(forward=0))
+    other = there.track()
+    for group in range(2):
+        for track in (pushed, other):
+            put_group(track, group, OBJECTS)
+    lower.run()
+    consumer = ConsumerPeer(lower)
+    request = consumer.subscribe(fill=None)
+    resumed_at = pushed.largest
+    assert resumed_at is not None
+    pusher.vanish()
+    for group in range(2, 4):
+        put_group(other, group, OBJECTS)
+    lower.run()
+    assert consumer.locations(request) == locations(range(2, 4))
+    assert consumer.done(request) is None
+    assert lower.core.stats.failovers == 1
+    (asked,) = there.subscribes
+    fill = asked.parameters.get(ParameterType.FILL_PARAMETERS)
+    # Nothing of what was there before is got for nobody.
+    behind = following(resumed_at)
+    assert behind is not None
+    start = fill.get(ParameterType.LOCATION_FILTER)
+    assert start == LocationFilter.absolute_start(*behind)
+
+
+def test_a_subgroup_that_another_stream_brings_is_not_reset_with_the_first() -> None:
+    track = Track(full_name(), authoritative=False)
+    first, second = Streaming(track), Streaming(track)
+    first.open(0)
+    first.begin(0, 0)
+    first.complete(0, 0)
+    bridge = Bridge(track)
+    bridge.resume()
+    first.reset(0)
+    second.open(0)
+    second.begin(0, 1)
+    bridge.settle()
+    subgroup = track.groups[0].subgroups[0]
+    assert subgroup.reset_code is None and not subgroup.finished
+    second.complete(0, 1)
+    second.finish(0)
+    assert subgroup.finished and subgroup.reset_code is None
+    bridge.release()
+
+
+def test_nothing_is_missing_behind_the_end_of_a_group_that_was_delivered_and_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvcs.moqt.track.store.MAX_KNOWN_RANGES", 0)  # no room for where it ended
+    world = World()
+    world.consumer.subscribe()
+    put_group(world.tracks[0], 0, OBJECTS)
+    world.lower.run()
+    entry = world.lower.core.cache.get(full_name())
+    assert entry is not None
+    entry.track.evict_group(0)
+    assert Bridge(entry.track).first_missing(Location(0, 0)) == Location(1, 0)
 
 
 def test_a_lost_publisher_is_replaced_by_an_upstream() -> None:

@@ -383,22 +383,56 @@ def test_both_ways_end_alike(world: World) -> None:
     assert short == parsed
 
 
-def plain(toy: str, *, fetch: bool, properties: str, signed: bool) -> World:
+def row(
+    *,
+    fetch: bool = False,
+    first: int = 0,
+    properties: str = "none",
+    octets: str = "right",
+    cut: int = 150,
+) -> Stream:
     """Every Object of a layer on one stream, in pieces that are not shorter than a header."""
-    stream = Stream(
+    return Stream(
         fetch=fetch,
         layer=1,
-        first=0,
-        items=(Item(properties=properties),) * BLOCKS,
+        first=first,
+        items=(Item(properties=properties, octets=octets),) * (BLOCKS - first),
         subgroup=0,
         priority=None,
         with_properties=properties != "none",
         end_of_group=True,
         flip=None,
-        cuts=(150,),
+        cuts=(cut,),
         end="fin",
     )
+
+
+def plain(toy: str, *, fetch: bool, properties: str, signed: bool) -> World:
+    """One stream of a whole layer."""
+    stream = row(fetch=fetch, properties=properties)
     return World(toy, (stream,), (0,), signed, LAYERS if signed else 0, 0)
+
+
+@pytest.mark.parametrize("octets", ["right", "other"])
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0, 0), (0, 0, 0, 1), (0, 0, 0, 0, 0, 1), (1, 1, 0)])
+def test_two_copies_at_once_end_alike_both_ways(
+    order: tuple[int, ...], first: int, octets: str
+) -> None:
+    for cut in (150, 190):
+        streams = (row(cut=cut), row(fetch=True, first=first, octets=octets, cut=cut))
+        world = World("apart", streams, order, signed=False, listed=0, manifest_at=0)
+        short, parsed = (Consumer(world, short=way).run() for way in (True, False))
+        assert short.state() == parsed.state()
+        assert parsed.ledger.counters.verified
+
+
+@pytest.mark.parametrize("fetch", [False, True])
+def test_a_gap_that_each_object_tells_is_held_against_the_one_before(fetch: bool) -> None:
+    world = World("apart", (row(fetch=fetch, first=1, properties="gap"),), (0,), False, 0, 0)
+    short, parsed = (Consumer(world, short=way).run() for way in (True, False))
+    assert short.state() == parsed.state()
+    assert short.failure == "Object 1 was received, and lies in the gap before 1/2"
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -193,3 +193,9 @@ class Process:
 
 def _listen_to_sigint() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def came_once(document: dict[str, Any]) -> bool:
+    """Whether each Object of a retrieval came once, but for what it asked for again: on a machine
+    that stands still for seconds, what is late looks like what is lost."""
+    return document["duplicates"] == 0 or document["refetches"] > 0

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,11 +50,25 @@ async def carry(
             await put(segment, toy)
             async with Subscriber(consumer).open(prefix, deadline=30) as cache:
                 await cache.complete()
-    async with asyncio.timeout(20):
-        # No event tells when the relay has heard that they are gone.
-        while relay.stats.sessions:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        gone = watched_ends(relay)
+    async with asyncio.timeout(60):
+        while relay.stats.sessions:
+            await gone.wait()
+            gone.clear()
     return namespace
+
+
+def watched_ends(relay: kvcs.Relay) -> asyncio.Event:
+    """Set whenever the relay has heard that a session is over, from now on."""
+    ended, core = asyncio.Event(), relay._core
+    original = core.session_closed
+
+    def closed(*event: Any) -> None:
+        original(*event)
+        ended.set()
+
+    core.session_closed = closed  # type: ignore[method-assign]
+    return ended
 
 
 async def test_a_finished_publication_outlives_its_relay(files: PemFiles, tmp_path: Path) -> None:

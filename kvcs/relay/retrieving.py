@@ -246,6 +246,13 @@ class Retriever:
             retrieval.candidates = self._hub.askable(self._owner.name)
         self._finish(retrieval, now, complete=False)
 
+    def begin_anew(self, now: float) -> None:
+        """The Track is another one now: what has begun to come went into the one before."""
+        for retrieval in list(self._active):
+            if retrieval.intake is not None:
+                retrieval.let_go(self._owner.track, all_of_it=True)
+                self.failed(retrieval, now)
+
     def session_lost(self, key: int, now: float) -> None:
         """A session is gone, and with it what was asked of it."""
         self._one_group.discard(key)

@@ -252,7 +252,7 @@ class Sources:
         alone = not self.established and not owner.track.listeners
         if alone and known is not None and (largest is None or largest < known):
             # Its publisher began anew at Locations that are cached of an earlier publication.
-            owner.begin_anew()
+            owner.begin_anew(now)
         if known is not None and largest is not None and largest > known:
             if self.established:
                 upstream.before = known, largest  # the others bring it, or leave

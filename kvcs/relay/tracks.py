@@ -243,9 +243,10 @@ class RelayTrack:
         """Whether the cache lacks something of a range, and its shelf too."""
         return self._entry.lacks(start, end)
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, now: float) -> None:
         """What is cached is of an earlier publication."""
         self._use(self._hub.reopen(self.name))
+        self.retriever.begin_anew(now)
 
     def finished_by(self, key: int) -> None:
         """A session said that the Track has ended."""

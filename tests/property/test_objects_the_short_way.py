@@ -203,9 +203,9 @@ def header_of(stream: Stream) -> SubgroupHeader | FetchHeader:
         stream.layer,
         stream.subgroup,
         stream.priority,
-        stream.with_properties,
-        stream.end_of_group,
-        True,
+        end_of_group=stream.end_of_group,
+        first_object=True,
+        has_properties=stream.with_properties,
     )
 
 

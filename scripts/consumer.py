@@ -49,4 +49,9 @@ if __name__ == "__main__":
     parser.add_argument("--ca", type=Path)
     parser.add_argument("--scope-key", type=Path, required=True)
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds to the last layer")
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except (kvcs.KvcsError, OSError) as exc:
+        parser.exit(2, f"{parser.prog}: {exc}\n")
+    except KeyboardInterrupt:
+        parser.exit(130)

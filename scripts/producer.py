@@ -52,4 +52,9 @@ if __name__ == "__main__":
     parser.add_argument(
         "--reconnect", type=float, default=60.0, help="seconds to wait for a lost relay"
     )
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except (kvcs.KvcsError, OSError) as exc:
+        parser.exit(2, f"{parser.prog}: {exc}\n")
+    except KeyboardInterrupt:
+        parser.exit(130)

@@ -54,7 +54,7 @@ def needs(
 
     async def run(certificates: Certificates, seed: int) -> Sample:
         if find_spec(module) is None:
-            raise Unavailable(f"{module} is not installed: pip install 'kvcs[{extra}]'")
+            raise Unavailable(f"{module} is not installed: pip install '.[{extra}]'")
         if program is not None and shutil.which(program) is None:
             raise Unavailable(f"there is no {program} on PATH")
         return await transfer.run(certificates, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,10 +26,10 @@ def check_plot(path: Path) -> None:
         FileError: the folder does not exist, or the form is not known.
     """
     if find_spec("matplotlib") is None:
-        raise Unavailable("--plot needs matplotlib: pip install 'kvcs[bench]'")
+        raise Unavailable("--plot needs matplotlib: pip install '.[bench]' in the source's folder")
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise FileError(f"{path}: a plot is a .png, .svg or .pdf file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise FileError(f"{path.parent} is not a folder")
 
 

@@ -6,6 +6,18 @@ standard output is the result and nothing else; everything said on the way goes 
 
 from __future__ import annotations
 
-from kvcs.cli.app import main
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; see `kvcs.cli.app.main`.
+
+    It is imported here, since Ctrl-C may come while that goes on, too.
+    """
+    try:
+        from kvcs.cli.app import main as run
+    except KeyboardInterrupt:
+        return 130  # `ExitCode.INTERRUPTED`, which is not there yet
+    return run(arguments)

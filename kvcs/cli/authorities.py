@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,7 +66,7 @@ def add_public(path: Path, keys: Iterable[PublicKey]) -> None:
     fresh = list(keys)
     try:
         use = fresh[0].use
-        ring = load_key_ring(path, use) if path.exists() else KeyRing(use=use)
+        ring = load_key_ring(path, use) if os.path.exists(path) else KeyRing(use=use)
         for key in fresh:
             ring.add(key)
     except FileError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -99,8 +100,8 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--check measures what it needs: leave --only and --targets out")
         if only and targets:
             raise UsageError("say either --only or --targets")
-        if out is not None and not out.parent.is_dir():
-            raise FileError(f"{out.parent} is not a folder")
+        if out is not None:
+            _check_folder(out)
         if plot is not None:
             check_plot(plot)
         scale = Scale(short, rounds, compute, publications)
@@ -125,6 +126,11 @@ def register(app: typer.Typer) -> None:
 def _names(text: str) -> Sequence[str]:
     """Group names between commas."""
     return [name.strip() for name in text.split(",")]
+
+
+def _check_folder(out: Path) -> None:
+    if not os.path.isdir(out.parent):
+        raise FileError(f"{out.parent} is not a folder")
 
 
 def _write(path: Path, text: str) -> None:

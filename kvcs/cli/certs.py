@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,7 +172,7 @@ def _make(
     cert, key = folder / f"{stem}cert.pem", folder / f"{stem}key.pem"
     if not force:
         for path in (cert, key):
-            if path.exists():
+            if os.path.exists(path):
                 raise FileError(f"{path} is there already; --force replaces it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +200,7 @@ def _make(
 
 
 def _read_authority(ca: Path, ca_key: Path, now: datetime, force: bool) -> Issued | None:
-    if not ca.exists() and not ca_key.exists():
+    if not os.path.exists(ca) and not os.path.exists(ca_key):
         return None
     try:
         authority = Issued.from_pem(ca.read_bytes(), ca_key.read_bytes())

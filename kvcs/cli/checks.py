@@ -21,7 +21,7 @@ from kvcs.keyfiles import load_key_ring, load_protection_ring
 from kvcs.kv import KVCS_SCHEME, UNPINNED, Scope
 from kvcs.kvfile import load_kv_file
 from kvcs.quic.aioquic_backend import QuicSettings
-from kvcs.trust import read_claims
+from kvcs.trust import KeyUse, read_claims
 
 TOKEN_SOON_SECONDS = 600.0
 """A token that has less time left than this is about to expire."""
@@ -81,6 +81,7 @@ class Chosen:
     client_cert: Path | None = None
     client_key: Path | None = None
     client_ca: Path | None = None
+    ca: Path | None = None
     issuers: Path | None = None
     like: Path | None = None
     descriptor: Path | None = None
@@ -144,9 +145,12 @@ def findings(chosen: Chosen, now: float) -> Iterator[Finding]:
         )
     yield from _certificate(chosen.cert, now)
     yield from _certificate(chosen.client_cert, now, ExtendedKeyUsageOID.CLIENT_AUTH)
+    yield from _authorities(chosen.ca, now)
+    yield from _authorities(chosen.client_ca, now)
     yield from _weights(chosen)
     yield from _token(chosen.token_file, now)
-    yield from _producer_keys(chosen.keys_file, now)
+    yield from _public_keys(chosen.keys_file, KeyUse.MANIFEST, "producer_key_expires", now)
+    yield from _public_keys(chosen.issuers, KeyUse.TOKEN, "issuer_key_expires", now)
     yield from _protection(chosen)
     if chosen.untrusted_relays:
         yield from _untrusted(chosen)
@@ -170,7 +174,7 @@ def machine() -> Iterator[Finding]:
             "no_uvloop",
             "event loop",
             "asyncio's own loop is slower than uvloop",
-            f"unset {LOOP_VARIABLE}" if chosen else "pip install 'kvcs[uvloop]'",
+            f"unset {LOOP_VARIABLE}" if chosen else "pip install '.[uvloop]' in its source",
             # An extra, which everything works without.
             level="note",
         )
@@ -211,6 +215,17 @@ def _certificate(
     except ValueError:
         yield _unreadable(path, "it holds no readable certificate")
         return
+    yield from _end(certificate, path, now)
+    if purpose is not None and (usage is None or purpose not in usage):
+        yield Finding(
+            "certificate_purpose",
+            str(path),
+            "it is not for client authentication: kvcs relays refuse it",
+            "`kvcs certs --client NAME` makes one that is",
+        )
+
+
+def _end(certificate: x509.Certificate, path: Path, now: float) -> Iterator[Finding]:
     left = certificate.not_valid_after_utc.timestamp() - now
     if left < KEY_SOON_SECONDS:
         yield Finding(
@@ -219,13 +234,21 @@ def _certificate(
             "it has expired" if left <= 0 else f"it expires in {left / 86_400:.1f} days",
             "renew it; for development: `kvcs certs --force`",
         )
-    if purpose is not None and (usage is None or purpose not in usage):
-        yield Finding(
-            "certificate_purpose",
-            str(path),
-            "it is not for client authentication: kvcs relays refuse it",
-            "`kvcs certs --client NAME` makes one that is",
-        )
+
+
+def _authorities(path: Path | None, now: float) -> Iterator[Finding]:
+    if path is None:
+        return
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as exc:
+        yield _unreadable(path, exc.strerror or str(exc))
+        return
+    except ValueError:
+        yield _unreadable(path, "it holds no readable certificate")
+        return
+    # A bundle holds some that have ended: while one counts, that is nobody's duty.
+    yield from _end(max(found, key=lambda each: each.not_valid_after_utc), path, now)
 
 
 def _weights(chosen: Chosen) -> Iterator[Finding]:
@@ -267,18 +290,18 @@ def _token(path: Path | None, now: float) -> Iterator[Finding]:
         )
 
 
-def _producer_keys(path: Path | None, now: float) -> Iterator[Finding]:
+def _public_keys(path: Path | None, use: KeyUse, check: str, now: float) -> Iterator[Finding]:
     if path is None:
         return
     try:
-        ring = load_key_ring(path)
+        ring = load_key_ring(path, use)
     except KvcsError as exc:
         yield _unreadable(path, str(exc))
         return
     for key in ring:
         if key.expires is not None and key.expires - now < KEY_SOON_SECONDS:
             yield Finding(
-                "producer_key_expires",
+                check,
                 f"{path}: key {key.kid.hex()}",
                 "it counts no longer, or for less than a week",
                 "add its successor: `kvcs keys RING --add FILE`",

@@ -53,12 +53,19 @@ def check_target(path: Path) -> None:
     Raises:
         FileError: it is a folder, or its folder is missing or cannot be written to.
     """
-    if not path.name or path.is_dir():
+    # Those of `os.path` take for missing what cannot be looked at; those of `Path` may raise.
+    if not path.name or os.path.isdir(path):
         raise FileError(f"{path}: a folder, where a file is to be written")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise FileError(f"{path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise FileError(f"{path}: the folder {path.parent} cannot be written to")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as exc:  # a name that is too long, for example
+        raise FileError(f"{path}: {exc.strerror or exc}") from exc
 
 
 def note_open_secret(path: Path, file: IO[bytes], output: Output) -> None:

@@ -32,6 +32,7 @@ def loop_factory() -> LoopFactory | None:
         if wanted == "auto":
             return None
         raise UsageError(
-            f"{VARIABLE} asks for uvloop, which is not installed: pip install 'kvcs[uvloop]'"
+            f"{VARIABLE} asks for uvloop, which is not installed: pip install '.[uvloop]' in the"
+            " folder of kvcs's source"
         ) from None
     return uvloop.new_event_loop

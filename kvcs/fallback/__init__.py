@@ -2,7 +2,7 @@
 
 The text that defines KVSP over HTTP is not available to us. So what a retrieval needs is one small
 interface, `BlockSource`; `HttpSource` and `HttpServer` are our own form of it, to be replaced by
-whoever has another. Both need aiohttp (``pip install 'kvcs[http]'``), which is imported when one
+whoever has another. Both need aiohttp (``pip install '.[http]'``), which is imported when one
 of them begins to work and not before.
 """
 

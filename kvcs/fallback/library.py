@@ -23,7 +23,9 @@ def aiohttp(part: str = "") -> ModuleType:
     try:
         return importlib.import_module(f"aiohttp.{part}" if part else "aiohttp")
     except ImportError as exc:
-        raise UsageError("retrieval over HTTP needs aiohttp: pip install 'kvcs[http]'") from exc
+        raise UsageError(
+            "retrieval over HTTP needs aiohttp: pip install '.[http]' in kvcs's source folder"
+        ) from exc
 
 
 def is_local(host: str) -> bool:

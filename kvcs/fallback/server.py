@@ -16,6 +16,7 @@ import asyncio
 import base64
 import binascii
 import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -104,6 +105,11 @@ class HttpServer:
         self._readers: Readers
         self._indices: OrderedDict[Path, tuple[int, SavedPublication]] = OrderedDict()
 
+    def _check_root(self) -> None:
+        # That of `Path` may raise where the folder above cannot be searched.
+        if not os.path.isdir(self.root):
+            raise FileError(f"{self.root}: is no folder")
+
     async def __aenter__(self) -> HttpServer:
         """Listen.
 
@@ -113,8 +119,7 @@ class HttpServer:
             UsageError: aiohttp is not installed.
         """
         web = self._web = aiohttp("web")
-        if not self.root.is_dir():
-            raise FileError(f"{self.root}: is no folder")
+        self._check_root()
         tls = None
         if self._cert is not None and self._key is not None:
             tls = server_context(self._cert, self._key)

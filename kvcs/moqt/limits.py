@@ -53,8 +53,7 @@ class Limit(StrEnum):
     """Octets of token aliases: the session closes, AUTH_TOKEN_CACHE_OVERFLOW."""
 
     HALF_OPEN_STREAMS = "half_open_streams"
-    """Request streams without a whole first message: the session closes,
-    CONTROL_MESSAGE_TIMEOUT."""
+    """Request streams without a whole first message: the oldest is reset and stopped."""
 
     HALF_OPEN_SECONDS = "half_open_seconds"
     """A request stream whose first message is not whole in time: it is reset and stopped."""

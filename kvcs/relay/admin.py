@@ -35,7 +35,8 @@ try:
     )
 except ImportError as exc:  # the extra is not installed
     raise UsageError(
-        "metrics over HTTP need prometheus-client: pip install 'kvcs[metrics]'"
+        "metrics over HTTP need prometheus-client: pip install '.[metrics]' in the folder of"
+        " kvcs's source"
     ) from exc
 
 _log = get_logger("kvcs.relay")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -267,6 +268,6 @@ def index_at(
     """
     if text.startswith(("http://", "https://")):
         return HttpIndex(text, ca=ca, token=token)
-    if not Path(text).exists():
+    if not os.path.exists(text):
         raise FileError(f"{text}: there is no such file or folder; a URL begins with https://")
     return FileIndex(text)

@@ -39,13 +39,14 @@ def made(run: Run, tmp_path: Path) -> Path:
     """A folder of files as kvcs makes them."""
     scope = ("--scope-key-file", tmp_path / "scope.key")
     signer = ("--out", tmp_path / "sign.key", "--public", tmp_path / "producers.ring")
+    issued = ("--out", tmp_path / "issuer.key", "--public", tmp_path / "issuers.ring")
     issuer = ("--issuer-key-file", tmp_path / "issuer.key", "--role", "consumer")
     token = ("--audience", "relay", "--lifetime", "3600", "--out", tmp_path / "token")
     for words in (
         ("keygen", "--out", tmp_path / "scope.key"),
         ("keygen", "--protection", *scope, "--out", tmp_path / "protect.keys"),
         ("keygen", "--signing", *scope, *signer),
-        ("keygen", "--issuer", "us", *scope, "--out", tmp_path / "issuer.key"),
+        ("keygen", "--issuer", "us", *scope, *issued),
         ("token", "make", *issuer, *scope, *token),
     ):
         ran = run(*words)
@@ -149,9 +150,46 @@ def test_weak_options(run: Run, words: tuple[str, ...], check: list[str]) -> Non
 
 
 @pytest.mark.parametrize("guard", ["--issuers", "--client-ca"])
-def test_a_publisher_that_asks_who_comes_is_not_weak(run: Run, guard: str) -> None:
-    ran = run("doctor", "publish", "--serve", "127.0.0.1:0", guard, "ring", "--json")
+def test_a_publisher_that_asks_who_comes_is_not_weak(
+    run: Run, made: Path, tmp_path: Path, guard: str
+) -> None:
+    assert run("certs", "--out", tmp_path).code == 0
+    file = tmp_path / {"--issuers": "issuers.ring", "--client-ca": "ca.pem"}[guard]
+    ran = run("doctor", "publish", "--serve", "127.0.0.1:0", guard, file, "--json")
     assert (ran.code, ran.json()) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "problem"),
+    [
+        (("relay", "--issuers"), "none", "No such file"),
+        (("relay", "--issuers"), "scope.key", "key"),
+        (("relay", "--issuers"), "producers.ring", "signs manifests, not tokens"),
+        (("relay", "--client-ca"), "none", "No such file"),
+        (("fetch", "--ca"), "none", "No such file"),
+        (("fetch", "--ca"), "scope.key", "no readable certificate"),
+        (("serve-http", "DIR", "--issuers"), "none", "No such file"),
+    ],
+)
+def test_whom_it_trusts_cannot_be_read(
+    run: Run, made: Path, words: tuple[str, ...], file: str, problem: str
+) -> None:
+    ran = run("doctor", *words, made / file, "--json")
+    [found] = ran.json()
+    assert (ran.code, found["check"], found["subject"]) == (2, "unreadable", str(made / file))
+    assert problem in found["problem"]
+
+
+def test_authorities_and_issuers_that_end_soon(run: Run, made: Path, tmp_path: Path) -> None:
+    assert run("certs", "--out", tmp_path).code == 0
+    short = ("--issuer", "us", "--every-scope", "--days", "3")
+    ran = run("keygen", *short, "--out", made / "short.key", "--public", made / "short.ring")
+    assert ran.code == 0, ran.err
+    [found] = run("doctor", "relay", "--issuers", made / "short.ring", "--json").json()
+    assert found["check"] == "issuer_key_expires"
+    later = time.time() + 400 * 86_400
+    [gone] = findings(Chosen(ca=tmp_path / "ca.pem"), later)
+    assert (gone.check, gone.problem) == ("certificate_expires", "it has expired")
 
 
 def test_weights_that_are_not_pinned(run: Run, tmp_path: Path) -> None:
@@ -238,14 +276,13 @@ def test_it_takes_the_options_of_the_command_and_no_others(
     assert says in ran.line()
 
 
-def test_options_win_over_the_configuration(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_win_over_the_configuration(run: Run, made: Path, tmp_path: Path) -> None:
     path = tmp_path / "kvcs.toml"
     path.write_text('[publish]\nserve = "127.0.0.1:0"\n[token.make]\nscope-key-file = "absent"\n')
     checked = [found["check"] for found in run("--config", path, "doctor", "--json").json()]
     assert checked == ["open_publisher", "unreadable"]
-    ran = run("--config", path, "doctor", "publish", "--issuers", "ring", "--json")
+    ring = ("--issuers", made / "issuers.ring")
+    ran = run("--config", path, "doctor", "publish", *ring, "--json")
     assert [found["check"] for found in ran.json()] == ["unreadable"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvcs.cli import app as cli_app
+from kvcs.cli import main
 from kvcs.cli.failures import ExitCode, exit_code, report
 from kvcs.errors import (
     CacheIncomplete,
@@ -136,6 +138,17 @@ def test_main_returns_the_code(
     assert ran.code == code
     assert ran.out == ""
     assert "Traceback" not in ran.err
+
+
+def test_an_interrupt_while_the_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "kvcs.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kvcs.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert main(["--help"]) == ExitCode.INTERRUPTED
 
 
 @pytest.mark.parametrize(

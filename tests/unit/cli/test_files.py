@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from kvcs.cli.files import check_target
 from kvcs.errors import FileError
 from kvcs.kv import Descriptor
 from kvcs.kvfile import save_kv_file
+from tests.command import Run
+
+LONG = "x" * 300
+"""A name that no file system has room for, so that looking for it fails."""
 
 
 def test_a_target_is_checked_before_anything_is_fetched(tmp_path: Path) -> None:
@@ -24,9 +29,38 @@ def test_a_target_is_checked_before_anything_is_fetched(tmp_path: Path) -> None:
         (Path(""), "a folder"),
         (tmp_path / "none" / "x", "there is no folder"),
         (there / "x", "there is no folder"),
+        (tmp_path / LONG / "x", "there is no folder"),
+        (tmp_path / LONG, "File name too long"),
     ):
         with pytest.raises(FileError, match=says):
             check_target(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        lambda folder: ("keygen", "--out", folder / LONG),
+        lambda folder: ("keygen", "--signing", "--every-scope", "--out", folder / LONG),
+        lambda folder: (
+            *("keygen", "--signing", "--every-scope", "--out", folder / "key"),
+            *("--public", folder / LONG),
+        ),
+        lambda folder: ("certs", "--out", folder / LONG),
+        lambda folder: ("certs", "--out", folder, "--client", LONG),
+        lambda folder: ("keys", folder / LONG),
+        lambda folder: ("inspect", folder / LONG),
+        lambda folder: ("doctor", "relay", "--cert", folder / LONG),
+        lambda folder: ("bench", "--out", folder / LONG / "x"),
+        lambda folder: ("--config", folder / LONG, "doctor"),
+    ],
+)
+def test_a_name_that_cannot_be_looked_at_is_no_fault(
+    run: Run, tmp_path: Path, words: Callable[[Path], tuple[object, ...]]
+) -> None:
+    ran = run(*words(tmp_path))
+    assert ran.code == 2, ran.err
+    said = ran.err if ran.err else ran.out
+    assert LONG in said and "internal error" not in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.command import Run
+from tests.command import ROOT, Run
 
+PAGE = (ROOT / "docs" / "reuse.md").read_text(encoding="utf-8")
 DATA = Path(__file__).resolve().parents[2] / "data" / "smollm2-135m.safetensors"
 FIGURES = ("--link", "1Gbit/s", "--prefill", "300")
 
@@ -69,3 +73,23 @@ def test_rates_are_shown_in_bits(octets: float, text: str) -> None:
 def test_without_a_model_there_is_no_plan(run: Run) -> None:
     ran = run("plan", *FIGURES)
     assert ran.code == 2 and "--like FILE" in ran.line()
+
+
+def test_the_page_as_a_user_types_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DATA, "cache.safetensors")
+    told = run("inspect", DATA, "--json").json()["descriptor"]
+    Path("descriptor.json").write_text(json.dumps(told), encoding="utf-8")
+    [block] = re.findall(r"<!-- runs: plan -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    by_file, by_descriptor = (shlex.split(line) for line in block.splitlines())
+    assert by_file[0] == by_descriptor[0] == "kvcs"
+    ran = run(*by_file[1:])
+    assert (ran.code, ran.err) == (0, "")
+    # Every figure of the table is among what is printed.
+    rows = re.findall(r"^\| ([a-z ]+) \|", PAGE.split("## What is asked")[0], re.MULTILINE)
+    labels = {line.split("  ")[0] for line in ran.out.splitlines()}
+    assert {"limited by", "fetching pays", "block tokens"} <= set(rows) & labels
+    ran = run(*by_descriptor[1:])
+    assert ran.json()["tokens"] == 32768

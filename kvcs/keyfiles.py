@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcs.errors import FileError, TrustError
+from kvcs.targets import check_replaced
 from kvcs.trust.keys import KeyUse, SigningKey
 from kvcs.trust.rings import MAX_KEY_SET_OCTETS, KeyRing, encode_keys, read_signing_key
 
@@ -164,6 +165,8 @@ def _write(path: AnyPath, data: bytes, *, replace: bool) -> None:
     target = Path(path)
     made = target.with_name(f".{target.name}.{os.getpid()}.part") if replace else target
     begun = False
+    if replace:
+        check_replaced(target)
     try:
         # O_EXCL also refuses to write through a symbolic link.
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -32,6 +32,7 @@ from kvcs.kv import strict_json
 from kvcs.kv.arrays import as_host_array, byte_view
 from kvcs.kv.descriptor import Descriptor
 from kvcs.kv.identity import token_array
+from kvcs.targets import check_replaced
 
 __all__ = ["KvFile", "KvLayer", "load_kv_file", "save_kv_file"]
 
@@ -322,6 +323,7 @@ def save_kv_file(
         ordered = iter(layers)
     if not path.name:
         raise FileError(f"{str(path)!r} is not the name of a file")
+    check_replaced(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:

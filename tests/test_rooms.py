@@ -75,8 +75,9 @@ ROOMS = {
         INPUT_OUTPUT | CLOCKS,
     ),
     "planner": Room({"errors", "kv"}, set(), INPUT_OUTPUT | CLOCKS),
-    "keyfiles": Room({"errors", "kv", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
-    "kvfile": Room({"errors", "kv"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
+    "targets": Room({"errors"}, set(), INPUT_OUTPUT | CLOCKS),
+    "keyfiles": Room({"errors", "kv", "targets", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
+    "kvfile": Room({"errors", "kv", "targets"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
     "observe": Room({"errors"}, {"prometheus_client", "structlog"}, set()),
     "access": Room({"errors", "moqt", "trust"}, set(), PURE),
     "access.guard": Room(

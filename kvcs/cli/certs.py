@@ -176,6 +176,8 @@ def _make(
                 raise FileError(f"{path} is there already; --force replaces it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as exc:
+        raise FileError(f"{folder}: not a folder") from exc
     except OSError as exc:
         raise FileError(f"{folder}: {exc.strerror or exc}") from exc
     ca, ca_key = folder / "ca.pem", folder / "ca-key.pem"

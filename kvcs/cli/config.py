@@ -318,7 +318,6 @@ def register(app: typer.Typer) -> None:
         name="config",
         help="Options from a file and from the environment.",
         rich_markup_mode=None,
-        no_args_is_help=True,
     )
     app.add_typer(group)
 

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
+from kvcs.targets import check_replaced
 
 if TYPE_CHECKING:
     from kvcs.kv import Scope
@@ -31,6 +32,8 @@ def write_file(path: Path, data: bytes, *, private: bool, replace: bool = False)
     """
     target = path.with_name(f".{path.name}.{os.getpid()}.part") if replace else path
     made = False
+    if replace:
+        check_replaced(path)
     try:
         # O_EXCL also refuses to write through a symbolic link.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -51,7 +54,7 @@ def check_target(path: Path) -> None:
     """Check that a file can be written, before its content is fetched from far away.
 
     Raises:
-        FileError: it is a folder, or its folder is missing or cannot be written to.
+        FileError: it is a folder or a device, or its folder is missing or cannot be written to.
     """
     # Those of `os.path` take for missing what cannot be looked at; those of `Path` may raise.
     if not path.name or os.path.isdir(path):
@@ -60,12 +63,7 @@ def check_target(path: Path) -> None:
         raise FileError(f"{path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise FileError(f"{path}: the folder {path.parent} cannot be written to")
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        pass
-    except OSError as exc:  # a name that is too long, for example
-        raise FileError(f"{path}: {exc.strerror or exc}") from exc
+    check_replaced(path)
 
 
 def note_open_secret(path: Path, file: IO[bytes], output: Output) -> None:
@@ -114,11 +112,13 @@ def read_scope(path: Path, output: Output) -> Scope:
 
     try:
         with path.open("rb") as file:
-            note_open_secret(path, file, output)
             data = file.read(MAX_KEY_FILE_OCTETS + 1)
-        if len(data) > MAX_KEY_FILE_OCTETS:
-            raise FileError(f"{path}: too long for a scope key of 64 hex characters")
-        return Scope.from_hex(data.decode("ascii", "replace"))
+            if len(data) > MAX_KEY_FILE_OCTETS:
+                raise FileError(f"{path}: too long for a scope key of 64 hex characters")
+            scope = Scope.from_hex(data.decode("ascii", "replace"))
+            # Of no other file: whoever names two of them the wrong way round is not to hide a CA.
+            note_open_secret(path, file, output)
+        return scope
     except FileError:
         raise
     except UsageError as exc:

@@ -48,7 +48,6 @@ def register(app: typer.Typer) -> None:
         name="token",
         help="Make authorization tokens, and show what one allows.",
         rich_markup_mode=None,
-        no_args_is_help=True,
     )
     app.add_typer(group)
 

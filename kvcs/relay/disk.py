@@ -312,7 +312,10 @@ class Disk:
 
     def _scan(self) -> list[tuple[str, _Slot, ShelvedGroup]]:
         """Index of the folder: heads alone are read; what is not ours to use is removed."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except FileExistsError as exc:
+            raise FileError(f"{self._folder}: not a folder") from exc
         self._claim = ClaimedFolder(self._folder)
         self._key = _key(self._folder / KEY_FILE)
         found: list[tuple[str, _Slot, ShelvedGroup]] = []

@@ -92,7 +92,8 @@ async def connect_quic(
             f"cannot look up {host} within {settings.connect_timeout:g} s; check the name server"
         ) from exc
     except (OSError, UnicodeError) as exc:
-        raise ConnectionFailed(f"cannot look up {host}: {exc}; check the name") from exc
+        why = getattr(exc, "strerror", None) or exc
+        raise ConnectionFailed(f"cannot look up {host}: {why}; check the name") from exc
     error = ConnectionFailed(f"{host} has no IP address; check the name")
     for index, (family, address) in enumerate(addresses):
         # Each address gets an equal part of what is left, so that a silent one cannot use it up.

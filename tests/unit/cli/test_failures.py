@@ -158,6 +158,8 @@ def test_an_interrupt_while_the_command_is_imported(monkeypatch: pytest.MonkeyPa
         (["keygen", "--wrong"], "No such option: --wrong", "kvcs keygen --help"),
         (["nonsense"], "No such command 'nonsense'", "kvcs --help"),
         (["inspect"], "Missing argument", "kvcs inspect --help"),
+        (["token"], "Missing command", "kvcs token --help"),
+        (["config"], "Missing command", "kvcs config --help"),
         (["inspect", "a", "b"], "unexpected extra argument", "kvcs inspect --help"),
         (["certs", "--out", "x", "--days", "0"], "'--days'", "kvcs certs --help"),
         (["certs", "--out", "x", "--log-level", "loud"], "'loud'", "kvcs certs --help"),

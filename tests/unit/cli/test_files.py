@@ -10,7 +10,8 @@ import pytest
 
 from kvcs.cli.files import check_target
 from kvcs.errors import FileError
-from kvcs.kv import Descriptor
+from kvcs.keyfiles import save_protection_ring
+from kvcs.kv import Descriptor, ProtectionRing
 from kvcs.kvfile import save_kv_file
 from tests.command import Run
 
@@ -34,6 +35,41 @@ def test_a_target_is_checked_before_anything_is_fetched(tmp_path: Path) -> None:
     ):
         with pytest.raises(FileError, match=says):
             check_target(path)
+
+
+def test_a_file_where_a_folder_is_wanted_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = run("certs", "--out", tmp_path / "file")
+    assert ran.code == 2
+    assert ran.line() == f"kvcs: {tmp_path / 'file'}: not a folder"
+
+
+def test_what_is_no_file_is_not_replaced(run: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link", Path(os.devnull)):
+        with pytest.raises(FileError, match="not a regular file; it is not replaced"):
+            check_target(path)
+    descriptor = Descriptor(
+        model="tiny", weights="r1", layers=1, kv_heads=1, head_dim=1, dtype="uint8", block_tokens=1
+    )
+    with pytest.raises(FileError, match="it is not replaced"):
+        save_kv_file(pipe, descriptor, [1], [])
+    with pytest.raises(FileError, match="it is not replaced"):
+        save_protection_ring(pipe, _ring(), replace=True)
+    issuer = ("--issuer", "us", "--every-scope", "--out", tmp_path / "issuer.key")
+    assert run("keygen", *issuer).code == 0
+    token = ("--issuer-key-file", tmp_path / "issuer.key", "--scope-id", "00" * 16)
+    ran = run("token", "make", *token, "--audience", "x", "--out", pipe)
+    assert ran.code == 2 and "it is not replaced" in ran.line()
+    assert pipe.is_fifo() and (tmp_path / "link").is_symlink()
+
+
+def _ring() -> ProtectionRing:
+    ring = ProtectionRing(scope_id=None)
+    ring.rotate()
+    return ring
 
 
 @pytest.mark.parametrize(

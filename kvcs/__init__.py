@@ -17,6 +17,8 @@ async with kvcs.connect("moqt://relay.example:4433", ca="ca.pem") as session:
 
 from __future__ import annotations
 
+import os
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -320,6 +322,19 @@ _ROOMS = frozenset(
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+_one_by_one = threading.RLock()
+"""Held while names are imported. Python itself lets two threads import parts of one package, each
+of which needs what the other has begun, and shows one of them a module that is half made."""
+
+
+def _forked() -> None:
+    """A thread that held the lock is not in this process."""
+    global _one_by_one
+    _one_by_one = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 if not TYPE_CHECKING:
     # Unseen by type checkers, which would take every misspelt name for one that this gives.
@@ -329,12 +344,14 @@ if not TYPE_CHECKING:
         All of them together take half a second: a relay needs no arrays, a producer no fallback,
         and a look at the version nothing at all.
         """
-        if name in _ROOMS:
-            return import_module(f"{__name__}.{name}")  # which makes it an attribute of this one
-        home = _HOME_OF.get(name)
+        home = f"{__name__}.{name}" if name in _ROOMS else _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(home), _OTHERWISE.get(name, name))
+        with _one_by_one:
+            module = import_module(home)
+        if name in _ROOMS:
+            return module  # importing it has made it an attribute of this one
+        value = globals()[name] = getattr(module, _OTHERWISE.get(name, name))
         return value
 
 

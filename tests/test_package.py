@@ -6,9 +6,12 @@ import ast
 import os
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,6 +200,52 @@ def test_rooms_are_there_without_being_imported() -> None:
         f"assert kvcs.{room}.__name__ == 'kvcs.{room}'" for room in sorted(kvcs._ROOMS)
     )
     assert _brought(program, "kvcs.observe") == "kvcs.observe"
+
+
+def test_one_thread_at_a_time_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that import parts of one package at once may find modules that are half made."""
+    for name in ("UsageError", "Scheme"):
+        monkeypatch.delitem(vars(kvcs), name, raising=False)
+    entered, together = threading.Event(), []
+    other = threading.Thread(target=lambda: kvcs.Scheme)
+
+    def importing(home: str) -> Any:
+        if home == "kvcs.errors":
+            other.start()
+            together.append(entered.wait(0.5))
+        else:
+            entered.set()
+        return import_module(home)
+
+    monkeypatch.setattr(kvcs, "import_module", importing)
+    assert kvcs.UsageError
+    other.join()
+    assert together == [False] and entered.is_set() and kvcs.Scheme
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_that_was_forked_in_the_middle_of_an_import_imports() -> None:
+    program = """
+import kvcs, os, signal, threading, warnings
+held, over = threading.Event(), threading.Event()
+def hold():
+    with kvcs._one_by_one:
+        held.set()
+        over.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+warnings.simplefilter("ignore")
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    os._exit(kvcs.UsageError is None)
+status = os.waitpid(child, 0)[1]
+over.set()
+thread.join()
+assert status == 0, status
+"""
+    assert _brought(program, "kvcs.errors") == ""
 
 
 def test_no_public_name_brings_a_heavy_library() -> None:

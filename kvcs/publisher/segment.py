@@ -201,7 +201,9 @@ class Segment:
     async def _publish(self, layer: int, arrays: tuple[Array, ...], lend: bool) -> None:
         publication = self._publication
         sealer = self._sealer
-        octets = sum(array.nbytes for array in arrays) if sealer is None else sealer.layer_octets
+        octets = sum(array.nbytes for array in arrays)
+        # Of what only encoding tells the length of, the sealer takes no room here.
+        kept = octets if sealer is None else sealer.layer_octets
         bookkeeping = (
             OBJECT_BOOKKEEPING_OCTETS * (self.blocks + self.padding_blocks) * len(self.track_names)
         )
@@ -210,13 +212,13 @@ class Segment:
         try:
             room: memoryview | None = None
             if sealer is not None or not lend:
-                given = publication.memory.room(octets)
+                given = publication.memory.room(kept)
                 charged += given.charged
                 room = given.octets
             if sealer is not None:
                 # Before the thread: cancelled now, it may seal all the same.
                 self._sealed = layer + 1
-            if octets > THREAD_OCTETS:
+            if max(octets, kept) > THREAD_OCTETS:
                 payloads = await asyncio.to_thread(self._prepare, layer, arrays, room)
             else:
                 payloads = self._prepare(layer, arrays, room)

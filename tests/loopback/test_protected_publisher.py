@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 
 import kvcs
 from kvcs.errors import StoreFull, UsageError
-from kvcs.kv import MANIFEST, MANIFEST_COSE, SignedManifests, parse_manifest
+from kvcs.kv import (
+    MANIFEST,
+    MANIFEST_COSE,
+    RAW,
+    BlockLayout,
+    SignedManifests,
+    parse_manifest,
+    register,
+)
 from kvcs.kv.protection import Opener as KeyOpener
 from kvcs.kv.protection import (
     ProtectionKey,
@@ -103,6 +112,36 @@ async def test_every_object_with_a_payload_is_sealed(
             sealed = part.octets
             assert sealed <= publication.held_octets <= sealed + 2000 * part.objects
         assert publisher.held_octets == 0
+
+
+async def test_a_codec_of_ones_own_works_off_the_event_loop_there_too(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch, own_codecs: None
+) -> None:
+    monkeypatch.setattr(segment, "THREAD_OCTETS", 0)
+    threads: set[int] = set()
+
+    class Copy:
+        """Data is the sections, which it does not promise."""
+
+        name, number, lossless, in_place = "copy", 0xFF03, True, False
+
+        def data_octets(self, layout: BlockLayout) -> int | None:
+            return None
+
+        def encode(self, sections: Any, layout: BlockLayout) -> Any:
+            threads.add(threading.get_ident())
+            return RAW.encode(sections, layout)
+
+        def decode(self, data: memoryview, layout: BlockLayout) -> Any:
+            return RAW.decode(data, layout)
+
+    register(Copy())
+    async with (
+        serving(files) as server,
+        kvcs.Publisher(server).publish(PREFIX, protect=KEY, encodings=("copy",)) as publication,
+    ):
+        await put(await publication.segment(), TOY)
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_signed_versions_are_sealed(files: PemFiles) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionClosed, Redirected, RequestError
+from kvcs.errors import ConnectionClosed, Redirected, RequestError, UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
 from kvcs.moqt.names import TrackNamespace, is_prefix, overlaps
@@ -137,7 +137,11 @@ class Namespaces:
         if not self._connection.is_open:  # it closed while a try again was due
             self._fail(shared, self._connection.close_error())
             return
-        request_id = self._connection.core.requester.subscribe_namespace(shared.prefix)
+        try:
+            request_id = self._connection.core.requester.subscribe_namespace(shared.prefix)
+        except UsageError as exc:
+            self._fail(shared, exc)  # too many wait for the peer: nobody would ever hear of it
+            return
         shared.request_id = request_id
         self._connection.handle(request_id, lambda event: self._take(shared, event))
 

@@ -21,6 +21,10 @@ class RecoverySettings(Protocol):
         """Seconds before the second try."""
 
     @property
+    def quiet(self) -> float:
+        """Seconds of silence after which another publication is given up, at first."""
+
+    @property
     def subscriber_priority(self) -> int:
         """SUBSCRIBER_PRIORITY of its fetches."""
 

@@ -23,6 +23,7 @@ from kvcs.quic.connection import Connection
 from kvcs.quic.reconnect import retry_seconds
 from kvcs.quic.together import all_of
 from kvcs.recovery.headway import Headway, missing
+from kvcs.recovery.listening import Listening
 from kvcs.recovery.patient import Patient, RecoverySettings
 
 _log = get_logger("kvcs.recovery")
@@ -86,6 +87,9 @@ class Recovery:
         self._late = False
         """Whether something was given up for being slow, and was not asked for again yet."""
         self._headway = Headway(patient)
+        self._listening = Listening(settings.quiet)
+        self._octets_of_twins = 0
+        """Payload octets that other publications brought."""
         self._more = asyncio.Event()
 
     def lost(self, track: DataTrack, span: Span, reason: str) -> None:
@@ -201,17 +205,20 @@ class Recovery:
 
     async def from_others(self, source: Connection) -> None:
         """Ask one session for all that lacks, lost or not, of other publications: single Objects of
-        those that have the very same, and whole segments of others."""
+        those that have the very same, and whole segments of others. One of which nothing comes
+        makes room for the next."""
         patient = self._patient
+        # A segment that is added from here on was not compared with a twin's.
+        compared = patient.ledger.tracks
         for twin in await patient.twins(source):
             everything = [
                 _Run(track, *run)
-                for track in patient.ledger.tracks
+                for track in compared
                 for run in missing(patient.ledger, track, EVERYTHING)
             ]
-            for start in range(0, len(everything), MAX_FETCHES):
-                now = everything[start : start + MAX_FETCHES]
-                await all_of([self._fetch(run, source, twin) for run in now])
+            asked = self._fetch_all(everything, source, twin)
+            if not await self._listening.to(asked, lambda: self._octets_of_twins):
+                _log.info("other_publication_silent")
         if segments := sorted({run.segment for run in patient.ledger.missing()}):
             left = patient.deadline_at - asyncio.get_running_loop().time()
             await patient.replacements.over(source, segments, left)
@@ -271,9 +278,7 @@ class Recovery:
             runs = self._by_group(runs)
         try:
             async with asyncio.timeout(seconds):
-                for start in range(0, len(runs), MAX_FETCHES):
-                    now = runs[start : start + MAX_FETCHES]
-                    await all_of([self._fetch(run, source, twin) for run in now])
+                await self._fetch_all(runs, source, twin)
         except TimeoutError:
             self._failure = f"{source.peer} did not answer within {seconds:g} s"
 
@@ -394,6 +399,14 @@ class Recovery:
 
     # Asking
 
+    async def _fetch_all(
+        self, runs: Sequence[_Run], source: Connection, twin: TrackNamespace | None
+    ) -> None:
+        """FETCHes of runs over one session, some at a time; returns when all have ended."""
+        for start in range(0, len(runs), MAX_FETCHES):
+            now = runs[start : start + MAX_FETCHES]
+            await all_of([self._fetch(run, source, twin) for run in now])
+
     async def _fetch(self, run: _Run, connection: Connection, twin: TrackNamespace | None) -> None:
         """One FETCH of a run over one session; returns when it has ended."""
         ours = connection is self._patient.connection and twin is None
@@ -433,7 +446,10 @@ class Recovery:
                 self._note_retry(event.error)
             before = receiver.octets
             receiver.take(event, ended)
-            self._headway.came += receiver.octets - before
+            came = receiver.octets - before
+            self._headway.came += came
+            if twin is not None:
+                self._octets_of_twins += came
 
         connection.handle(request_id, take)
         try:

@@ -109,7 +109,8 @@ class Rivals:
     async def _look(self) -> None:
         try:
             for source in self._retrieval.sources:
-                if self._has_others(source):
+                # It may be over, and this one cancelled, without a wait in between.
+                if not self._retrieval.is_over and self._has_others(source):
                     await self._recovery.from_others(source)
         finally:
             if self._task is asyncio.current_task():

@@ -21,6 +21,7 @@ from kvcs.moqt.intervals import Span
 from kvcs.moqt.names import TrackNamespace
 from kvcs.observe import get_logger
 from kvcs.quic.connection import Connection
+from kvcs.recovery.listening import Listening
 from kvcs.subscriber.manifests import ManifestFollower
 from kvcs.subscriber.others import Other, Others, are_twins, same_segment
 from kvcs.subscriber.reception import Reception
@@ -89,10 +90,17 @@ class Gathered:
         """The publication contradicts itself: it is of no use."""
         self.error = self.error or error
 
-    async def fetch(self, connection: Connection) -> None:
+    async def fetch(self, connection: Connection, listening: Listening) -> bool:
         """Ask one session once for all that lacks; returns when it has answered all.
 
         What has come when it is cancelled stays.
+
+        Args:
+            connection: the session.
+            listening: how long nothing may come.
+
+        Returns:
+            Whether all was answered, in the one way or the other.
 
         Raises:
             UsageError: the session takes no more requests.
@@ -117,7 +125,7 @@ class Gathered:
                 else:
                     answered = ends.answered(track)
                     reception.resume(track, self.entry(track), first, 0.0, answered)
-            await ends.all.wait()
+            return await listening.to(ends.all.wait(), lambda: reception.octets)
         finally:
             reception.cancel()
 
@@ -214,6 +222,7 @@ class Replacements:
         self._choice = choice
         self._settings = settings
         self._one_by_one = asyncio.Lock()
+        self._listening = Listening(settings.quiet)
         self._gathered: Gathered | None = None
         """The one that was begun last; what it has is not asked for again."""
         self._of_no_use: deque[PublicationNamespace] = deque(maxlen=MAX_REMEMBERED)
@@ -243,8 +252,11 @@ class Replacements:
                         if gathered is not None:
                             tried = True
                             self.fetches += len(gathered.tracks)
-                            await gathered.fetch(connection)
+                            answered = await gathered.fetch(connection, self._listening)
                             self._take(gathered)
+                            if not answered:
+                                _log.info("other_publication_silent", segment=number)
+                                break  # neither will it bring the others
         except TimeoutError:
             return f"another publication did not come whole within {seconds:g} s"
         except UsageError as exc:

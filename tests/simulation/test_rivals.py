@@ -119,6 +119,51 @@ def test_it_ends_complete_where_the_good_one_is_whole_in_time(
     play(scenario)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_that_answers_nothing_does_not_keep_us_from_the_next(deterministic: bool) -> None:
+    """It is complete, as its manifest says, and nothing of it comes; a relay waits for 10 s."""
+    options = {"deterministic": deterministic}
+
+    async def scenario(field: Field) -> None:
+        toy = GOOD if deterministic else BAD
+        async with broken(field, "stands still", toy, **options):
+            reading = asyncio.create_task(read(field, deadline=12.0, whole=True))
+            await asyncio.sleep(QUIET / 2)
+            async with (
+                field.session("silent") as session,
+                kvcs.Publisher(session).publish(PREFIX, **options) as publication,
+            ):
+                silent = await publication.segment()
+                answered = no_answers(session, silent)
+                await fill(silent, GOOD)
+                async with producing(field, GOOD, "good", **options) as segment:
+                    await fill(segment, GOOD)
+                    report = await reading
+                    assert isinstance(report, kvcs.CacheReport), report
+                assert answered, "it was asked"
+
+    play(scenario)
+
+
+def no_answers(session: kvcs.Connection, segment: kvcs.Segment) -> list[object]:
+    """Requests for a segment's data tracks get none from now on; the list takes them."""
+    asked: list[object] = []
+    responder: Any = session.core.responder
+    for verb in ("accept_fetch", "accept_subscribe"):
+        inner = getattr(responder, verb)
+
+        def answer(
+            request_id: int, track: Any, *more: Any, _inner: Any = inner, **named: Any
+        ) -> None:
+            if track in segment.tracks:
+                asked.append(request_id)
+            else:
+                _inner(request_id, track, *more, **named)
+
+        setattr(responder, verb, answer)
+    return asked
+
+
 def test_one_that_is_never_whole_is_waited_for_up_to_the_deadline() -> None:
     async def scenario(field: Field) -> None:
         async with (

@@ -1,8 +1,9 @@
-"""The short way of an Object whose octets follow those of the one before it, in one layer.
+"""The short ways of nearly every Object into its layer.
 
-Nearly every Object is one: the blocks of a layer come one after the other on one stream, and the
-octets that end one begin the next. What the ledger does step by step for each is done here in one,
-where every check passes; where one does not, nothing has happened, and the steps have to be made.
+The blocks of a layer come one after the other on one stream, and the octets that end one begin the
+next; sealed ones are all there when they were opened. What the ledger does step by step for each is
+done here in one, where every check passes; where one does not, nothing has happened, and the steps
+have to be made.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import hashlib
 
 from kvcs.errors import ObjectError
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane
 from kvcs.kv.payload import DIGEST_OCTETS, HEADER_OCTETS
-from kvcs.kv.slots import Slot
+from kvcs.kv.slots import Outcome, Slot
 from kvcs.kv.substitutes import Substitutes
 from kvcs.moqt.names import Location
 
@@ -86,3 +87,52 @@ class Successions(Substitutes):
         slot.location, slot.digest, slot.received = location, announced, size - start
         place[: size - head] = data[head:]
         return True
+
+    def take_whole(self, lane: Lane, location: Location, payload: memoryview) -> Outcome | None:
+        """Take an Object all of whose octets are there.
+
+        It is what `Ledger.begin`, `Slot.write` and `Slot.finish` do one after the other, where the
+        Object is not the first of its layer on the track, nobody has anything of it, and every
+        check passes.
+
+        Args:
+            lane: its track's.
+            location: where it came.
+            payload: all of it.
+
+        Returns:
+            How it was taken; None where nothing has happened, and those calls have to be made.
+        """
+        layer, block = location
+        row, length = lane.rows.get(layer), len(payload)
+        if (
+            row is None
+            or not row.places
+            or any(map(len, row.places[1:]))
+            or length != lane.payload_octets
+            or not lane.part.codec.in_place
+            or layer not in self.layers
+            or block >= lane.part.wanted
+            or row.states[block] != OWED
+            or block in row.holders
+        ):
+            return None
+        try:
+            announced = lane.check.digest(payload[:HEADER_OCTETS], location, length)
+        except ObjectError:
+            return None
+        data, listed = payload[HEADER_OCTETS:], row.listed
+        # Before it is copied: it was opened a moment ago, and lies in the processor's cache.
+        digest = hashlib.sha256(data).digest()
+        at, behind = block * DIGEST_OCTETS, (block + 1) * DIGEST_OCTETS
+        if digest != announced or (listed is not None and listed[at:behind] != digest):
+            return None
+        octets = len(data)
+        row.places[0][block * octets : (block + 1) * octets] = data
+        row.digests[at:behind] = digest
+        self.counters.octets += length
+        if listed is None and self.signed:
+            row.states[block] = WAITING
+            return Outcome.WAITING
+        self._release(lane, layer, row, block)
+        return Outcome.VERIFIED

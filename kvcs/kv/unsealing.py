@@ -268,6 +268,20 @@ class SealedSlot:
             if self._unsealer.latest is not self:
                 self._unsealer.heard_of(self)
 
+    def begin_next(self, location: Location) -> SealedSlot | None:
+        """Start to receive the next Object of the stream, which is like this one but for its place.
+
+        Raises:
+            ObjectError: as `Unsealer.begin`.
+        """
+        return self._unsealer.begin_on(
+            self._lane,
+            location,
+            self.payload_length,
+            priority=self._priority,
+            immutable=self._immutable,
+        )
+
     def finish(self) -> Outcome:
         """Open the Object, and give it to the ledger; see `Ledger.finish`.
 
@@ -309,6 +323,9 @@ class SealedSlot:
             raise
         finally:
             unsealer.keep(sealed, self.payload_length)
+        outcome = ledger.take_whole(lane.lane, self.location, payload)
+        if outcome is not None:
+            return outcome
         slot = ledger.begin_on(lane.lane, self.location, len(payload))
         if slot is None:
             return Outcome.DUPLICATE  # it was selected when it began, and is no longer

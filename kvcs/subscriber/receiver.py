@@ -195,7 +195,10 @@ class TrackReceiver:
             stream.passed = location
             return
         try:
-            self._take_items(stream, as_items(like, location, data, stop, start))
+            if type(slot) is SealedSlot:
+                self._follow_sealed(stream, slot, location, octets, stop, start)
+            else:
+                self._take_items(stream, as_items(like, location, data, stop, start))
         except PublicationError as exc:
             self._taker.failed(exc)
 
@@ -263,6 +266,28 @@ class TrackReceiver:
                 self._begin(stream, item.header)
             else:
                 self._range_marked(stream, item)
+
+    def _follow_sealed(
+        self,
+        stream: _Stream,
+        slot: SealedSlot,
+        location: Location,
+        data: memoryview,
+        stop: int,
+        start: int,
+    ) -> None:
+        """End one sealed Object and begin the next, whose Properties and priority are the same."""
+        self.octets += stop
+        slot.write(data[:stop])
+        self._end(stream)
+        stream.passed = location
+        try:
+            stream.slot = slot.begin_next(location)
+        except ObjectError as exc:
+            self._rejected(exc, location)
+        self.octets += len(data) - start
+        if stream.slot is not None:
+            stream.slot.write(data[start:])
 
     def _subscribed(self, reply: SubscribeOk) -> None:
         self._default_priority = default_priority(reply)

@@ -1,13 +1,14 @@
 """Objects that come the short way end as those that are parsed and checked one by one.
 
-Every world runs twice: once with a sink, where payloads and Objects like the one before take short
-ways, and once with events alone, where every header is parsed and every check made by itself.
+Every world runs twice: once with a sink, where payloads, Objects like the one before and what was
+unsealed take short ways, and once with events alone, where every header is parsed and every check
+made by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcs.errors import KvcsError, PublicationError, SessionError
-from kvcs.kv import Component, DataTrack, Ledger
+from kvcs.kv import Component, DataTrack, Ledger, Outcome, ProtectionKey, ProtectionRing
+from kvcs.kv.protection import Sealer, immutable_properties
+from kvcs.kv.unsealing import Unsealer
 from kvcs.moqt.data import (
     FetchEncoder,
     FetchHeader,
@@ -32,22 +35,25 @@ from kvcs.moqt.intervals import Span
 from kvcs.moqt.limits import EarlyLimits
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.properties import KeyValues, Property
+from kvcs.moqt.track.stored import DEFAULT_PRIORITY
 from kvcs.subscriber.receiver import TrackReceiver
 from tests.unit.kv.toy import Toy, toy_publication
 
 ALIAS, REQUEST, FILL = 7, 4, 6
 NAME = FullTrackName(TrackNamespace((b"ns",)), b"track")
 BLOCKS, LAYERS, WANTED = 6, 2, 5
+KEY = ProtectionKey(2**32 + 7, b"\x05" * 32)
+SEALED: dict[int, int | bytes] = {Property.IMMUTABLE_PROPERTIES: immutable_properties(KEY.key_id)}
 
 APART = toy_publication((BLOCKS,), layers=LAYERS)
 OTHER = toy_publication((BLOCKS,), layers=LAYERS, seed=1)
 JOINT = toy_publication((BLOCKS,), layers=LAYERS, components=[Component.KV])
 LATENT = toy_publication((BLOCKS,), layers=LAYERS, components=[Component.KV], v_head_dim=0)
 
-PROPERTIES = {
-    "none": b"",
-    "harmless": KeyValues.of({0x1230: 5}).write(),
-    "gap": KeyValues.of({Property.PRIOR_OBJECT_ID_GAP: 1}).write(),
+PROPERTIES: dict[str, dict[int, int | bytes]] = {
+    "none": {},
+    "harmless": {0x1230: 5},
+    "gap": {Property.PRIOR_OBJECT_ID_GAP: 1},
 }
 
 
@@ -135,6 +141,7 @@ class World:
     """Layers that the manifest lists."""
     manifest_at: int
     """Pieces before it is applied."""
+    sealed: bool = False
 
 
 WORLDS = st.builds(
@@ -145,6 +152,7 @@ WORLDS = st.builds(
     signed=st.booleans(),
     listed=st.integers(0, LAYERS),
     manifest_at=st.integers(0, 30),
+    sealed=st.booleans(),
 )
 TOYS = {"apart": APART, "joint": JOINT, "latent": LATENT}
 
@@ -164,23 +172,31 @@ def octets_of(world: World, stream: Stream) -> bytes:
         else FetchEncoder(GroupOrder.ASCENDING)
     )
     octets, block, group = b"", stream.first, stream.layer
+    sealer = Sealer(KEY, FullTrackName(NAME.namespace, track.name))
     for item in stream.items:
         block += item.skip
         normal = item.status is ObjectStatus.NORMAL
         source = OTHER if item.octets == "other" and toy is APART else toy
         payload = bytearray(source.objects.get((track, Location(group, block)), bytes(196)))
+        priority = (item.priority or 0) if stream.fetch else stream.priority
+        if world.sealed and stream.with_properties:
+            effective = DEFAULT_PRIORITY if priority is None else priority
+            payload = bytearray(sealer.seal(Location(group, block), effective, [payload]))
         if item.damage is not None:
             payload[item.damage % len(payload)] ^= 0x10
         if item.octets == "short":
             del payload[-1]
         if item.octets == "empty" or not normal:
             payload.clear()
-        properties = PROPERTIES[item.properties] if normal and stream.with_properties else b""
+        properties = b""
+        if normal and stream.with_properties:
+            named = PROPERTIES[item.properties]
+            properties = KeyValues.of(named | SEALED if world.sealed else named).write()
         made = ObjectHeader(
             group,
             block,
             stream.subgroup,
-            (item.priority or 0) if stream.fetch else stream.priority,
+            priority,
             ObjectStatus.NORMAL if stream.fetch else item.status,
             properties,
             len(payload),
@@ -235,6 +251,11 @@ class Consumer:
         toy = TOYS[world.toy]
         self.toy, self.track, self.world = toy, track_of(toy), world
         self.ledger: Ledger = toy.ledger(WANTED, signed=world.signed)
+        if world.sealed:
+            keys = ProtectionRing([KEY])
+            self.ledger.unsealer = Unsealer(self.ledger, keys, NAME.namespace)
+            if not short:
+                self.ledger.take_whole = lambda *_: None  # type: ignore[method-assign]
         self.log = Log()
         taker = cast(Any, self.log)
         self.receiver = TrackReceiver(cast(Any, None), self.ledger, self.track, taker)
@@ -333,6 +354,7 @@ class Consumer:
             "told": self.log.told,
             "stopped": self.stopped,
             "counters": self.ledger.counters,
+            "unsealing": self.ledger.unsealer and self.ledger.unsealer.octets,
             "ready": self.ledger.take_ready(),
             "missing": self.ledger.missing(),
             "rows": {
@@ -478,3 +500,25 @@ def test_plain_streams_take_the_short_way(
     assert calls["like"] >= 2
     # Two sections, K and then V, are not one place; all the same each Object is verified.
     assert (calls["ledger"] > 0) == (toy != "joint")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("fetch", [False, True])
+def test_sealed_objects_take_their_short_ways(
+    fetch: bool, signed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
+    take_whole = Ledger.take_whole
+
+    def takes_whole(*arguments: Any) -> Outcome | None:
+        outcomes.append(take_whole(*arguments))
+        return outcomes[-1]
+
+    monkeypatch.setattr(Ledger, "take_whole", takes_whole)
+    stream = replace(row(fetch=fetch), with_properties=True)
+    world = World("apart", (stream,), (0,), signed, LAYERS if signed else 0, 0, sealed=True)
+    short, parsed = (Consumer(world, short=way).run() for way in (True, False))
+    # The first one of a layer finds no memory yet.
+    assert outcomes == [None] + [Outcome.VERIFIED] * (WANTED - 1)
+    assert short.state() == parsed.state()
+    assert parsed.failure is None and parsed.ledger.counters.verified == WANTED

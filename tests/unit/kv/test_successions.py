@@ -1,15 +1,24 @@
-"""When a slot goes on with the next Object of its layer, and when the steps are made one by one."""
+"""When an Object takes a short way into its layer, and when the steps are made one by one."""
 
 from __future__ import annotations
 
 from copy import copy
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvcs.kv import HEADER_OCTETS, Ledger, Outcome, Slot
+from kvcs.kv import HEADER_OCTETS, Component, Ledger, Outcome, Slot
 from kvcs.moqt.names import Location
-from tests.unit.kv.toy import K0, PAYLOAD_OCTETS, TOY, deliver, same_place_other_bytes, started
+from tests.unit.kv.toy import (
+    K0,
+    PAYLOAD_OCTETS,
+    TOY,
+    deliver,
+    same_place_other_bytes,
+    started,
+    toy_publication,
+)
 
 A, B = Location(1, 0), Location(1, 1)
 CAME = 100
@@ -136,3 +145,113 @@ def test_not_for_a_copy_that_another_one_was_faster_than() -> None:
     second.write(TOY.objects[K0, A][CAME:])
     assert second.finish() is Outcome.DUPLICATE
     assert ledger.counters.verified == 1 and ledger.filling == 1
+
+
+def takes_whole(
+    ledger: Ledger, payload: bytes = TOY.objects[K0, B], at: Location = B
+) -> Outcome | None:
+    return ledger.take_whole(ledger.lane(K0), at, memoryview(payload))
+
+
+def with_memory(**options: Any) -> Ledger:
+    """A ledger in which the first Object of layer 1 is there, so that its memory is."""
+    ledger = TOY.ledger(**options)
+    deliver(ledger, K0, A, TOY.objects[K0, A])
+    return ledger
+
+
+def test_a_whole_object_is_taken_in_one_step_behind_the_first_of_its_layer() -> None:
+    ledger = TOY.ledger()
+    assert takes_whole(ledger) is None and not ledger.filling  # there is no memory yet
+    deliver(ledger, K0, A, TOY.objects[K0, A])
+    assert takes_whole(ledger) is Outcome.VERIFIED
+    counters = ledger.counters
+    assert counters.verified == 2 and counters.octets == 2 * PAYLOAD_OCTETS and not ledger.filling
+    for (track, at), payload in TOY.objects.items():
+        if at.group == 1 and (track, at) not in ((K0, A), (K0, B)):
+            deliver(ledger, track, at, payload)
+    assert ledger.take_ready() == [1]
+    assert np.array_equal(ledger.layer(1).k, TOY.k[1])
+
+
+def test_the_last_object_of_a_layer_may_be_taken_so() -> None:
+    ledger = with_memory()
+    for (track, at), payload in TOY.objects.items():
+        if at.group == 1 and (track, at) not in ((K0, A), (K0, B)):
+            deliver(ledger, track, at, payload)
+    assert ledger.take_ready() == []
+    assert takes_whole(ledger) is Outcome.VERIFIED
+    assert ledger.take_ready() == [1]
+
+
+@pytest.mark.parametrize("listed", [0, 4])
+def test_whole_objects_that_are_not_listed_wait_in_signed_mode(listed: int) -> None:
+    ledger = with_memory(signed=True)
+    ledger.apply_manifest(TOY.writer([listed], False).manifest())
+    assert takes_whole(ledger) is (Outcome.VERIFIED if listed else Outcome.WAITING)
+    assert ledger.counters.verified == (2 if listed else 0)
+    if not listed:
+        ledger.apply_manifest(TOY.writer([4], False).manifest())
+        assert ledger.counters.verified == 2
+
+
+DAMAGED = TOY.objects[K0, B][:-1] + bytes([TOY.objects[K0, B][-1] ^ 1])
+HEADERS = bytes([TOY.objects[K0, B][0] ^ 1]) + TOY.objects[K0, B][1:]
+
+
+@pytest.mark.parametrize(
+    ("payload", "at"),
+    [
+        (DAMAGED, B),
+        (HEADERS, B),
+        (TOY.objects[K0, B][:-1], B),
+        (TOY.objects[K0, B] + b"#", B),
+        (TOY.objects[K0, B], Location(1, 2)),
+        (TOY.objects[K0, A], A),
+        (TOY.objects[K0, B], Location(2, 1)),
+    ],
+)
+def test_a_whole_object_with_anything_amiss_goes_the_long_way(payload: bytes, at: Location) -> None:
+    ledger = with_memory()
+    before = copy(ledger.counters)
+    assert takes_whole(ledger, payload, at) is None
+    assert ledger.counters == before and not ledger.filling
+    assert takes_whole(ledger) is Outcome.VERIFIED
+
+
+def test_a_whole_object_that_is_not_the_listed_one_goes_the_long_way() -> None:
+    ledger = with_memory()
+    ledger.apply_manifest(TOY.writer([4], False).manifest())
+    assert takes_whole(ledger, same_place_other_bytes(TOY.objects[K0, B])) is None
+    assert takes_whole(ledger) is Outcome.VERIFIED
+
+
+def test_a_whole_object_leaves_the_place_to_who_fills_it() -> None:
+    ledger = with_memory()
+    other = begun(ledger, TOY.objects[K0, B], B)
+    assert takes_whole(ledger) is None
+    other.write(TOY.objects[K0, B][CAME:])
+    assert other.finish() is Outcome.VERIFIED
+    assert takes_whole(ledger) is None
+
+
+def test_a_whole_object_outside_the_selection_is_not_taken() -> None:
+    ledger = with_memory(blocks=1)
+    assert takes_whole(ledger) is None
+    at = Location(2, 0)
+    ledger = TOY.ledger(layers=(1, 1))
+    deliver(ledger, K0, A, TOY.objects[K0, A])
+    assert takes_whole(ledger, TOY.objects[K0, at], at) is None
+
+
+def test_two_sections_are_not_one_place() -> None:
+    joint = toy_publication(components=[Component.KV])
+    ledger, ((track,),) = joint.ledger(), joint.segments
+    deliver(ledger, track, A, joint.objects[track, A])
+    payload = memoryview(joint.objects[track, B])
+    assert ledger.take_whole(ledger.lane(track), B, payload) is None
+    latent = toy_publication(components=[Component.KV], v_head_dim=0)
+    ledger = latent.ledger()
+    deliver(ledger, track, A, latent.objects[track, A])
+    payload = memoryview(latent.objects[track, B])
+    assert ledger.take_whole(ledger.lane(track), B, payload) is Outcome.VERIFIED

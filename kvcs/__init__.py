@@ -314,6 +314,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
 _OTHERWISE = {"Layer": "LayerTensors"}
 """What a name is called at home, where that is another one."""
 
+_WHEN_CALLED = {"load_protection_ring": "kvcs.kv.protection_keys"}
+"""What a function imports when it is called, which may be in a thread: it comes with its name."""
+
 _ROOMS = frozenset(
     {"access", "errors", "fallback", "keyfiles", "kv", "kvfile", "moqt", "observe", "planner"}
     | {"publisher", "quic", "recovery", "relay", "subscriber", "trust"}
@@ -349,6 +352,8 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         with _one_by_one:
             module = import_module(home)
+            if name in _WHEN_CALLED:
+                import_module(_WHEN_CALLED[name])
         if name in _ROOMS:
             return module  # importing it has made it an attribute of this one
         value = globals()[name] = getattr(module, _OTHERWISE.get(name, name))

@@ -223,6 +223,13 @@ def test_one_thread_at_a_time_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert together == [False] and entered.is_set() and kvcs.Scheme
 
 
+def test_a_function_that_may_be_called_in_a_thread_imports_nothing_there() -> None:
+    program = "import kvcs\nkvcs.load_protection_ring"
+    brought = "kvcs.keyfiles", "kvcs.kv.protection_keys"
+    assert _brought(program, *brought) == " ".join(brought)
+    assert _brought("import kvcs\nkvcs.load_key_ring", *brought) == "kvcs.keyfiles"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_process_that_was_forked_in_the_middle_of_an_import_imports() -> None:
     program = """

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvcs.errors import UsageError
 from kvcs.kv import (
+    RAW,
     Component,
     DataTrack,
     as_host_array,
@@ -276,7 +277,7 @@ class Segment:
         self, layer: int, name: DataTrack, arrays: Sequence[tuple[Array, Array]]
     ) -> list[EncodedBlock]:
         encoder = self._encoder(name)
-        if encoder.codec.in_place:
+        if encoder.codec is RAW:
             return self._encode_in_place(layer, encoder, arrays)
         size = self._descriptor.block_tokens
         encoded: list[EncodedBlock] = []
@@ -288,15 +289,16 @@ class Segment:
                     np.copyto(section, source[block * size : (block + 1) * size], casting="no")
                 sections.append(section)
             made = encoder.encode(Location(layer, block), sections)
-            # Its pieces may be views of what the caller goes on to use.
-            parts = tuple(memoryview(bytes(part)) for part in made.parts)
-            encoded.append(made._replace(parts=parts))
+            if not encoder.codec.in_place:
+                # Its pieces may be views of what the caller goes on to use.
+                made = made._replace(parts=tuple(memoryview(bytes(part)) for part in made.parts))
+            encoded.append(made)
         return encoded
 
     def _encode_in_place(
         self, layer: int, encoder: BlockEncoder, arrays: Sequence[tuple[Array, Array]]
     ) -> list[EncodedBlock]:
-        """As `_encode`, where Data is the arrays themselves."""
+        """As `_encode`, where Data is the arrays themselves and no codec is to be asked."""
         tokens, blocks = self._descriptor.block_tokens, self.blocks
         sections = [byte_view(held) for held, _ in arrays]
         # Run by run: each is hashed while it is in the processor's cache.

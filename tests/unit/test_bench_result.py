@@ -184,7 +184,7 @@ def test_a_picture_is_refused_before_anything_is_measured(
     with pytest.raises(FileError, match="is not a folder"):
         check_plot(tmp_path / "nowhere" / "ratios.png")
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match=r"pip install 'kvcs\[bench\]'"):
+    with pytest.raises(Unavailable, match=r"pip install '\.\[bench\]'"):
         check_plot(tmp_path / "ratios.png")
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from random import Random
-
 import pytest
 
 from kvcs.errors import RequestError
@@ -13,88 +9,16 @@ from kvcs.moqt.errors import PublishDoneCode, RequestCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.intervals import following
 from kvcs.moqt.names import Location
-from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import Parameters, ParameterType
-from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.bridge import Bridge
-from kvcs.moqt.track.live import LiveStream
 from kvcs.moqt.track.store import Track
-from kvcs.moqt.track.stored import DuplicateObject, StoredObject
 from kvcs.relay.settings import RelayLimits
 from kvcs.testing.actors import ConsumerPeer, PublisherPeer, full_name
 from kvcs.testing.hub import Hub
 from kvcs.testing.tracks import end_track, payload, put_group
 from tests.unit.relay.chains import OBJECTS, A, B, C, locations
 from tests.unit.relay.publishing import Pusher
-
-OCTETS = 40
-"""Octets of an Object that comes in two parts."""
-
-
-class Streaming:
-    """Publishes Objects in parts; the same steps give the same Track at another publisher."""
-
-    def __init__(self, track: Track) -> None:
-        self.track = track
-        self._streams: dict[tuple[int, int], LiveStream] = {}
-        self._writers: dict[Location, StoredObject | DuplicateObject] = {}
-
-    def open(self, group: int, subgroup: int = 0) -> None:
-        header = SubgroupHeader(
-            track_alias=0,
-            group_id=group,
-            subgroup_id=subgroup,
-            publisher_priority=0,
-            end_of_group=False,
-            first_object=True,
-            has_properties=False,
-        )
-        self._streams[group, subgroup] = self.track.open_stream(header)
-
-    def begin(self, group: int, object_id: int, subgroup: int = 0) -> None:
-        location = Location(group, object_id)
-        header = ObjectHeader(group, object_id, subgroup, 0, payload_length=OCTETS)
-        self._writers[location] = self._streams[group, subgroup].begin(header, 0.0)
-        self._write(location, slice(0, OCTETS // 2))
-
-    def complete(self, group: int, object_id: int) -> None:
-        self._write(Location(group, object_id), slice(OCTETS // 2, OCTETS))
-
-    def finish(self, group: int, subgroup: int = 0) -> None:
-        self._streams.pop((group, subgroup)).finish()
-
-    def reset(self, group: int, subgroup: int = 0) -> None:
-        self._streams.pop((group, subgroup)).reset(StreamCode.INTERNAL_ERROR)
-
-    def _write(self, location: Location, part: slice) -> None:
-        self._writers[location].write(memoryview(payload(location, OCTETS))[part])
-
-
-class World:
-    """Two relays that have the Track, one below both, and a consumer there."""
-
-    def __init__(self, limits: RelayLimits | None = None) -> None:
-        self.uppers = [Hub(relay_id=A), Hub(relay_id=C)]
-        self.lower = Hub(limits, relay_id=B)
-        self.links = [self.lower.link(upper, rank) for rank, upper in enumerate(self.uppers)]
-        self.producers = [PublisherPeer(upper) for upper in self.uppers]
-        self.tracks = [producer.track() for producer in self.producers]
-        self.streaming = [Streaming(track) for track in self.tracks]
-        self.consumer = ConsumerPeer(self.lower)
-
-    def put_group(self, group: int) -> None:
-        for track in self.tracks:
-            put_group(track, group, OBJECTS)
-        self.lower.run()
-
-    def lose(self, which: int = 0) -> None:
-        """The session with an upstream is lost."""
-        self.uppers[which].disconnect(self.links[which])
-        self.lower.run()
-
-    @property
-    def stats(self) -> tuple[int, int]:
-        return self.lower.core.stats.failovers, self.lower.core.stats.failovers_failed
+from tests.unit.relay.two_upstreams import OCTETS, Streaming, World
 
 
 def test_the_same_subscription_goes_on_from_the_next_upstream() -> None:
@@ -544,81 +468,3 @@ def test_a_fetch_that_is_cut_inside_an_object_goes_on(fill: bool) -> None:
     assert len({item.stream_id for item in objects}) == 1
     assert all(bytes(item.payload) == payload(item.header.location, OCTETS) for item in objects)
     assert None in consumer.stream_ends(request)
-
-
-Step = tuple[str, int, int, int]
-
-
-def plan(chance: Random) -> Iterator[Step]:
-    """Steps of a publisher: Groups of one or two Subgroups, Objects in two parts."""
-    for group in range(chance.randrange(2, 5)):
-        subgroups = chance.randrange(1, 3)
-        for subgroup in range(subgroups):
-            yield "open", group, 0, subgroup
-        for item in range(chance.randrange(1, 6)):
-            yield "begin", group, item, item % subgroups
-            yield "complete", group, item, 0
-        for subgroup in range(subgroups):
-            yield "finish", group, 0, subgroup
-
-
-def play(streaming: Streaming, step: Step) -> None:
-    what, group, item, subgroup = step
-    if what == "open":
-        streaming.open(group, subgroup)
-    elif what == "begin":
-        streaming.begin(group, item, subgroup)
-    elif what == "complete":
-        streaming.complete(group, item)
-    else:
-        streaming.finish(group, subgroup)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_whenever_an_upstream_is_lost_each_object_comes_once(seed: int) -> None:
-    chance = Random(seed)
-    world = World()
-    for hub in (*world.uppers, world.lower):
-        hub.piece = chance.choice([7, 64, 1 << 20])
-    steps = list(plan(chance))
-    positions, end = [0, 0], len(steps)
-    lost_at = chance.randrange(end)
-    joined_at = chance.randrange(lost_at + 1)
-    request: int | None = None
-    consumer = world.consumer
-    while positions != [end, end]:
-        which = chance.choice([index for index in range(2) if positions[index] < end])
-        play(world.streaming[which], steps[positions[which]])
-        positions[which] += 1
-        if request is None and positions[0] > joined_at:
-            request = consumer.subscribe(run=False)
-        if chance.random() < 0.7:
-            world.lower.run()
-        if not world.links[0].lost and positions[0] > lost_at:
-            world.lose()
-    for track in world.tracks:
-        track.end()
-    world.lower.run()
-    world.lower.advance(3.0)
-    assert request is not None
-    wanted = {Location(group, item) for what, group, item, _ in steps if what == "begin"}
-    got = Counter(item.header.location for item in consumer.objects(request))
-    if set(got) != wanted:
-        # The fill asked for what the next upstream had not got yet, and says so.
-        marks = [mark.location for mark in consumer.markers(request)]
-        assert marks and max(marks) >= max(wanted - set(got))
-        again = consumer.fetch(chosen=LocationFilter.between(Location(0, 0), max(marks)))
-        late = [item.header.location for item in consumer.objects(again)]
-        got.update(location for location in late if location not in got)
-    assert got == Counter(wanted)
-    for location, octets in consumer.contents().items():
-        assert octets == payload(location, OCTETS)
-    ended = consumer.done(request)
-    assert ended is not None and ended.status == PublishDoneCode.TRACK_ENDED
-    assert ended.every_stream_seen
-    assert world.stats in ((1, 0), (0, 0))  # it may be lost before it has answered
-    world.lower.advance(60.0)
-    assert len(world.lower.core._tracks) == 0
-    entry = world.lower.core.cache.get(world.tracks[0].name)
-    if entry is not None:
-        assert not any(group.arriving or group.wanted for group in entry.track.groups.values())

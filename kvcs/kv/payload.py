@@ -396,6 +396,22 @@ class BlockEncoder:
             encoded.append(EncodedBlock((header, *data), HEADER_OCTETS + length, digest))
         return encoded
 
+    def write_header(self, into: memoryview, layer: int, block: int, digest: bytes) -> None:
+        """Write the header of a block whose Data is the sections themselves.
+
+        Args:
+            into: 68 octets.
+            layer: Group ID.
+            block: Object ID.
+            digest: SHA-256 of Data.
+
+        Raises:
+            UsageError: Data is beyond the limit.
+        """
+        length = self.layout.octets
+        self._check_limit(length)
+        into[:] = self._header(layer, block, length, digest)
+
     def _check_limit(self, length: int) -> None:
         if length > self._max:
             raise UsageError(

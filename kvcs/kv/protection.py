@@ -8,7 +8,7 @@ key that is derived for its track, with a nonce made of its Location, so that it
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Protocol
@@ -59,6 +59,7 @@ _KEY_LABEL: Final = b"MOQ 1.0 Secure Objects Secret key "
 _SALT_LABEL: Final = b"MOQ 1.0 Secret salt "
 _COUNTER: Final = struct.Struct(">QI")
 _PLACE: Final = struct.Struct(">QIB")
+_NO_PLACE: Final = (b"", b"")
 
 
 class CipherSuite(IntEnum):
@@ -191,13 +192,17 @@ class _Aead:
         self._seal_into: Callable[..., int] | None = getattr(self._aead, "encrypt_into", None)
         self._open_into: Callable[..., int] | None = getattr(self._aead, "decrypt_into", None)
 
-    def seal(self, location: Location, plain: Octets, associated: bytes, into: memoryview) -> None:
-        """Seal octets; ``into`` has room for the tag behind them."""
-        made = (self._salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
+    def seal(self, made: bytes, plain: Octets, associated: bytes, into: memoryview) -> None:
+        """Seal octets under one of `nonces`; ``into`` has room for the tag behind them."""
         if self._seal_into is not None:
             self._seal_into(made, plain, associated, into)
         else:
             into[:] = self._aead.encrypt(made, plain, associated)
+
+    def nonces(self, group: int, objects: Iterable[int]) -> list[bytes]:
+        """Nonces of Objects of one Group."""
+        salted = self._salt ^ group << 32
+        return [(salted ^ each).to_bytes(NONCE_OCTETS) for each in objects]
 
     def open(
         self, location: Location, sealed: Octets, associated: bytes, into: memoryview | None
@@ -252,45 +257,97 @@ class Sealer:
         """
         framed = b"".join((encode_vi64(sum(map(len, parts))), *parts))
         sealed = new_memory(len(framed) + TAG_OCTETS).data
-        self.seal_framed(location, priority, framed, sealed)
+        group_id, object_id = location
+        run = self.run(group_id, range(object_id, object_id + 1), priority, len(framed))
+        run.seal_next(framed, sealed)
         return sealed
 
-    def seal_framed(
-        self, location: Location, priority: int, framed: Octets, into: memoryview
-    ) -> None:
-        """Seal one payload that lies behind its length already.
+    def run(self, group_id: int, objects: range, priority: int, octets: int) -> SealedRun:
+        """Seal Objects of one Group one after the other; all count as sealed from now on.
 
         Args:
-            location: behind every one that this has sealed.
-            priority: the Object's Publisher Priority, which is fixed from here on.
+            group_id: their Group, not before that of any that this has sealed.
+            objects: their Object IDs, at least one, ascending by 1.
+            priority: Publisher Priority of all of them.
+            octets: of each payload with its length before it.
+
+        Raises:
+            UsageError: as `seal`.
+            KeyExhausted: as `seal`, by the last of them.
+        """
+        if not objects or objects.step != 1:
+            raise UsageError("a run has at least one Object, and their IDs follow each other")
+        self._pass(Location(group_id, objects[0]), Location(group_id, objects[-1]), octets)
+        tail = bytes((priority,)) + self._immutable
+        return SealedRun(
+            self._aead,
+            zip(
+                self._aead.nonces(group_id, objects),
+                [_COUNTER.pack(group_id, each) + tail for each in objects],
+                strict=True,
+            ),
+            octets,
+        )
+
+    def _pass(self, first: Location, last: Location, octets: int) -> None:
+        """Note that Objects of so many framed octets each are being sealed.
+
+        Raises:
+            UsageError: one was passed already, or an Object ID does not fit.
+            KeyExhausted: the key bears no more.
+        """
+        if last.object > MAX_OBJECT_ID:
+            raise UsageError(f"Object ID {last.object} does not fit a sealed Object's nonce")
+        if self._last is not None and first <= self._last:
+            raise UsageError(
+                f"Object {first.group}/{first.object} was sealed or passed already; a second"
+                " payload needs a new publication"
+            )
+        blocks = -(-octets // BLOCK_OCTETS) + 2  # associated data, tag
+        blocks = self._blocks + blocks * (last.object - first.object + 1)
+        if blocks > MAX_KEY_BLOCKS:
+            raise KeyExhausted("one key may seal 64 GiB of a track; start a new publication")
+        self._blocks, self._last = blocks, last
+
+
+class SealedRun:
+    """Seals Objects whose IDs follow each other; made by `Sealer.run`.
+
+    The nonce of each is taken from a list to which nothing comes back.
+
+    Args:
+        aead: of the track.
+        places: nonce and associated data of each.
+        octets: as for `Sealer.run`.
+    """
+
+    __slots__ = ("_aead", "_octets", "_places")
+
+    def __init__(self, aead: _Aead, places: Iterator[tuple[bytes, bytes]], octets: int) -> None:
+        self._aead = aead
+        self._places = places
+        self._octets = octets
+
+    def seal_next(self, framed: Octets, into: memoryview) -> None:
+        """Seal the next Object.
+
+        Args:
             framed: the payload's length as a variable-length integer, then the payload.
             into: where the sealed payload goes, 16 octets longer than ``framed`` and apart from it.
 
         Raises:
-            UsageError: as `seal`, or ``into`` has another length.
-            KeyExhausted: as `seal`.
+            UsageError: it has other octets than were said, or ``into`` has; or all were sealed.
         """
-        if location.object > MAX_OBJECT_ID:
-            raise UsageError(f"Object ID {location.object} does not fit a sealed Object's nonce")
-        if self._last is not None and location <= self._last:
+        octets = self._octets
+        if len(framed) != octets or len(into) != octets + TAG_OCTETS:
             raise UsageError(
-                f"Object {location.group}/{location.object} was sealed or passed already; a second"
-                " payload needs a new publication"
+                f"{len(framed)} octets and room for {len(into)}; the run has {octets} and room for"
+                f" {octets + TAG_OCTETS}"
             )
-        octets = len(framed)
-        if len(into) != octets + TAG_OCTETS:
-            raise UsageError(f"{len(into)} octets of room for {octets + TAG_OCTETS} sealed ones")
-        self._count(octets)
-        self._last = location
-        self._aead.seal(
-            location, framed, associated_data(location, priority, self._immutable), into
-        )
-
-    def _count(self, octets: int) -> None:
-        blocks = self._blocks + -(-octets // BLOCK_OCTETS) + 2  # associated data, tag
-        if blocks > MAX_KEY_BLOCKS:
-            raise KeyExhausted("one key may seal 64 GiB of a track; start a new publication")
-        self._blocks = blocks
+        made, associated = next(self._places, _NO_PLACE)
+        if not made:
+            raise UsageError("every Object of the run was sealed")
+        self._aead.seal(made, framed, associated, into)
 
 
 class Keys(Protocol):

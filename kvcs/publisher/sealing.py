@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcs.kv import HEADER_OCTETS, DataTrack, Descriptor, lookup
+from kvcs.kv import HEADER_OCTETS, RAW, DataTrack, Descriptor, lookup
+from kvcs.kv.arrays import byte_view
 from kvcs.kv.layout import BlockLayout
 from kvcs.kv.memory import new_memory
 from kvcs.kv.payload import BlockEncoder, EncodedBlock
@@ -114,20 +116,24 @@ class SegmentSealer:
         """As `seal`, where Data is the sections themselves: each block is copied to one place,
         hashed and sealed from there while it is in the processor's cache."""
         frame = _Frame(encoder.layout)
-        octets, tokens = len(frame.octets) + TAG_OCTETS, len(arrays[0]) // self._blocks
+        octets, count = len(frame.octets) + TAG_OCTETS, self._blocks
+        fill = frame.filler(arrays, count)
+        run = sealer.run(layer, range(self._all), priority, len(frame.octets))
+        digest_of = frame.digest if encoder.codec is RAW else None
         sealed: list[EncodedBlock] = []
         for block in range(self._all):
-            location = Location(layer, block)
-            for section, array in zip(frame.sections, arrays, strict=True):
-                if block < self._blocks:
-                    source = array[block * tokens : (block + 1) * tokens]
-                    np.copyto(section, source, casting="no")
-                elif block == self._blocks:
-                    section[...] = 0
-            (header, *_), _, digest = encoder.encode(location, frame.sections)
-            frame.header[:] = header
+            if block < count:
+                fill(block)
+            elif block == count:
+                frame.data[:] = bytes(len(frame.data))
+            if digest_of is not None:
+                digest = digest_of()
+            else:
+                # A codec of one's own is asked for each block, as it is where nothing is sealed.
+                digest = encoder.encode(Location(layer, block), frame.sections).digest
+            encoder.write_header(frame.header, layer, block, digest)
             payload = room[block * octets : (block + 1) * octets]
-            sealer.seal_framed(location, priority, frame.octets, payload)
+            run.seal_next(frame.octets, payload)
             sealed.append(EncodedBlock((payload,), octets, digest))
         return sealed
 
@@ -151,12 +157,46 @@ class _Frame:
         self.octets[: len(prefix)] = prefix
         self.header = self.octets[len(prefix) : start]
         """Place of the payload's header."""
+        self.data = self.octets[start:]
+        """Place of Data: the sections, one behind the other."""
         self.sections: list[Array] = []
         """Places of the sections."""
         at = before + start
         for shape, size in zip(layout.shapes, layout.section_octets, strict=True):
             self.sections.append(memory[at : at + size].view(layout.dtype).reshape(shape))
             at += size
+
+    def digest(self) -> bytes:
+        """SHA-256 of Data."""
+        return hashlib.sha256(self.data).digest()
+
+    def filler(self, arrays: Sequence[Array], blocks: int) -> Callable[[int], None]:
+        """What copies a block to the sections.
+
+        Args:
+            arrays: the sections of so many blocks, one behind the other.
+            blocks: how many.
+        """
+        if not all(array.flags.c_contiguous for array in arrays):
+            tokens = len(arrays[0]) // blocks
+
+            def strided(block: int) -> None:
+                rows = slice(block * tokens, (block + 1) * tokens)
+                for section, array in zip(self.sections, arrays, strict=True):
+                    np.copyto(section, array[rows], casting="no")
+
+            return strided
+        # As octets: numpy would let go of the interpreter for each, and wait to get it again.
+        cuts = [
+            (byte_view(section), byte_view(array), section.nbytes)
+            for section, array in zip(self.sections, arrays, strict=True)
+        ]
+
+        def whole(block: int) -> None:
+            for section, octets, size in cuts:
+                section[:] = octets[block * size : (block + 1) * size]
+
+        return whole
 
 
 def _fixed_octets(track: DataTrack, descriptor: Descriptor) -> int:

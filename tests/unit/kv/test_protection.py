@@ -302,13 +302,56 @@ def test_where_it_does_not_open_nothing_of_it_is_left() -> None:
 
 
 def test_a_room_of_another_length_is_refused_before_anything_is_sealed() -> None:
-    sealer, framed = Sealer(KEY, NAME), b"\x02hi"
+    run, framed = Sealer(KEY, NAME).run(HERE.group, range(5, 6), 48, 3), b"\x02hi"
     for octets in (0, 18, 20):
-        with pytest.raises(UsageError, match="19 sealed"):
-            sealer.seal_framed(HERE, 48, framed, memoryview(bytearray(octets)))
+        with pytest.raises(UsageError, match="room for 19"):
+            run.seal_next(framed, memoryview(bytearray(octets)))
+    with pytest.raises(UsageError, match="the run has 3"):
+        run.seal_next(b"\x03hi!", memoryview(bytearray(20)))
     room = memoryview(bytearray(19))
-    sealer.seal_framed(HERE, 48, framed, room)  # the Location is free still
+    run.seal_next(framed, room)  # the Location is free still
     assert room == sealed(payload=b"hi")
+
+
+@given(group=st.integers(0, 2**64 - 1), first=st.integers(0, 2**32 - 5), count=st.integers(1, 5))
+def test_a_run_seals_what_one_after_the_other_would(group: int, first: int, count: int) -> None:
+    payloads = [bytes((each,)) * 9 for each in range(count)]
+    objects = range(first, first + count)
+    alone, together = Sealer(KEY, NAME), Sealer(KEY, NAME)
+    run = together.run(group, objects, 200, 10)
+    for each, payload in zip(objects, payloads, strict=True):
+        room = memoryview(bytearray(26))
+        run.seal_next(b"\x09" + payload, room)
+        assert room == alone.seal(Location(group, each), 200, [payload])
+    with pytest.raises(UsageError, match="every Object"):
+        run.seal_next(b"\x09" + payloads[0], room)
+
+
+def test_objects_of_a_run_are_sealed_once_whether_it_was_used_or_not() -> None:
+    sealer = Sealer(KEY, NAME)
+    sealer.run(3, range(2, 5), 0, 10)
+    for group, objects in ((3, range(4, 9)), (3, range(2, 5)), (2, range(7, 8)), (3, range(1))):
+        with pytest.raises(UsageError, match="new publication"):
+            sealer.run(group, objects, 0, 10)
+    with pytest.raises(UsageError, match="new publication"):
+        sealer.seal(Location(3, 3), 0, [b"x"])
+    sealer.run(3, range(5, 6), 0, 10)
+    for objects in (range(9, 9), range(6, 12, 2), range(9, 6, -1)):
+        with pytest.raises(UsageError, match="follow each other"):
+            sealer.run(3, objects, 0, 10)
+    with pytest.raises(UsageError, match="nonce"):
+        sealer.run(4, range(2**32 - 1, 2**32 + 1), 0, 10)
+    sealer.run(4, range(2**32 - 1, 2**32), 0, 10)  # what was refused has passed nothing
+
+
+def test_a_run_counts_before_anything_of_it_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protection, "MAX_KEY_BLOCKS", 9)
+    sealer = Sealer(KEY, NAME)
+    with pytest.raises(protection.KeyExhausted):
+        sealer.run(0, range(4), 0, 16)
+    sealer.run(0, range(3), 0, 16)
+    with pytest.raises(protection.KeyExhausted):
+        sealer.run(1, range(1), 0, 1)
 
 
 class OlderAead:

@@ -17,6 +17,15 @@ BLACK_HOLE_LOSSES: Final = 3
 """Times in a row that large packets are called lost, none arriving between, until the path is
 suspected to swallow them. One burst that a full buffer drops is one or two times."""
 
+INITIAL_DATAGRAMS: Final = 10
+"""Datagrams of the initial window (RFC 9002 §7.2)."""
+
+INITIAL_OCTETS: Final = 14_720
+"""Most octets of the initial window, unless two datagrams are more (RFC 9002 §7.2)."""
+
+LARGEST_ON_A_WIRE: Final = 9_000
+"""Larger datagrams pass nowhere in one piece but within a machine: jumbo frames end here."""
+
 MAX_REMEMBERED: Final = 64
 """Numbers of large packets called lost that a late acknowledgement may still name."""
 
@@ -86,6 +95,19 @@ class WatchingReno(RenoCongestionControl):
         self._congestion_stash -= count * self.congestion_window
         self.congestion_window += count * self._max_datagram_size
 
+    def count_in(self, size: int) -> None:
+        """Count in datagrams of up to `size` octets from now on.
+
+        A window that nothing has narrowed yet is at least the initial one of that size: RFC 9002
+        §7.2 has it computed anew when the size changes, and a window of less than two datagrams
+        would make a round trip of each. Within a machine it is ten datagrams, however large: no
+        link is shared there, and the only queue is the receive buffer of the peer, who declares
+        a size that it has room for that often.
+        """
+        self._max_datagram_size = size
+        if self.ssthresh is None:
+            self.congestion_window = max(self.congestion_window, initial_window(size))
+
     def acknowledged(self, numbers: RangeSet) -> None:
         """The peer names these packets, among them some that were called lost, perhaps."""
         if any(number in numbers for number in self._large_lost):
@@ -124,3 +146,13 @@ class WatchingReno(RenoCongestionControl):
             self.suspects = True
             if self.watcher is not None:
                 self.watcher.large_packets_suspected()
+
+
+def initial_window(size: int) -> int:
+    """Octets that may be on the way before anything is known of a path (RFC 9002 §7.2).
+
+    Args:
+        size: largest datagram, in octets.
+    """
+    octets = INITIAL_DATAGRAMS * size
+    return octets if size > LARGEST_ON_A_WIRE else min(octets, max(INITIAL_OCTETS, 2 * size))

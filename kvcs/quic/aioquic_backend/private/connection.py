@@ -401,7 +401,9 @@ class Connection(OutgoingConnection):
         """
         self._max_datagram_size = size
         self._loss._pacer._max_datagram_size = size
-        self._congestion._max_datagram_size = size
+        self._congestion.count_in(size)
+        if self._loss._rtt_initialized:
+            self._loss._pacer.update_rate(self.congestion_window, self._loss._rtt_smoothed)
         largest = self.largest_datagram()
         waiting = [data for data in self._datagrams_pending if len(data) <= largest]
         if len(waiting) < len(self._datagrams_pending):

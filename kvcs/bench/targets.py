@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvcs.bench.figures import Spread
 from kvcs.bench.workload import LAYERS
 
-LARGEST: Final = 16_000
+LARGEST: Final = 64_000
 """Largest datagram of the backend; a test compares it with the backend's."""
 
 

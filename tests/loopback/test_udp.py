@@ -17,6 +17,7 @@ from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend import segments, udp
 from kvcs.quic.aioquic_backend.udp import (
     BATCH,
+    BATCH_OCTETS,
     MAX_QUEUED,
     PlainUdp,
     Udp,
@@ -91,6 +92,26 @@ async def test_what_waits_is_read_in_bounded_batches() -> None:
     assert endpoint.received == [index.to_bytes(2, "big") for index in range(150)]
     assert [len(batch) for batch in endpoint.batches[:3]] == [BATCH, BATCH, 150 - 2 * BATCH]
     opened.close()
+    opened.close()
+
+
+async def test_a_batch_of_large_datagrams_is_bounded_in_octets() -> None:
+    endpoint = Endpoint()
+    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
+    size, sent = BATCH_OCTETS // 8, 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(receiver.getsockname())
+        # No more than a kernel with small buffers keeps.
+        set_buffers(receiver, 4 * 1024 * 1024)
+        while (sent + 1) * 2 * size < socket_buffers(receiver)[0] and sent < 20:
+            sender.send(sent.to_bytes(1, "big") * size)
+            sent += 1
+    opened = await open_udp(receiver, endpoint)
+    await endpoint.until(lambda: len(endpoint.received) == sent)
+    assert [data[0] for data in endpoint.received] == list(range(sent))
+    assert max(map(len, endpoint.batches)) <= 8
+    if sent == 20:
+        assert [len(batch) for batch in endpoint.batches[:3]] == [8, 8, 4]
     opened.close()
 
 

@@ -13,7 +13,12 @@ from kvcs.errors import ConnectionFailed, UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.certificates import Path, client_configuration
 from kvcs.quic.aioquic_backend.ending import Ending, explain, no_answer, nobody_listens
-from kvcs.quic.aioquic_backend.paths import datagram_sizes, is_loopback, small_datagrams
+from kvcs.quic.aioquic_backend.paths import (
+    datagram_sizes,
+    is_loopback,
+    largest_to_take,
+    small_datagrams,
+)
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.settings import QuicSettings
@@ -162,7 +167,11 @@ class _Attempt:
         self._udp = await open_udp(sock, self, joined=joined)
         settings = self._settings
         self._transport = transport = AioquicTransport(
-            Connection(configuration=configuration, settings=settings),
+            Connection(
+                configuration=configuration,
+                settings=settings,
+                takes=largest_to_take(self._udp.socket_buffers[0]),
+            ),
             wire=self._udp,
             clock=asyncio.get_running_loop(),
             owner=self,

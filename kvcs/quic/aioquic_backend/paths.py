@@ -10,7 +10,11 @@ from typing import Final
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.ports import Address
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
-from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, SMALLEST_DATAGRAM
+from kvcs.quic.aioquic_backend.settings import (
+    HELD_DATAGRAMS,
+    LARGEST_DATAGRAM,
+    SMALLEST_DATAGRAM,
+)
 from kvcs.quic.aioquic_backend.udp import make_socket
 
 log = get_logger("kvcs.quic")
@@ -31,7 +35,7 @@ def datagram_sizes(address: Address, pinned: int | None = None) -> tuple[int, ..
     """UDP payloads to try on the way to an address, in octets, largest first.
 
     A route over the loopback interface, which every address of this machine has, carries the
-    largest that the library can build; elsewhere the MTU of the local interface is the most that
+    largest that there is; elsewhere the MTU of the local interface is the most that
     can pass, and what is common on paths is tried below it.
 
     Args:
@@ -54,6 +58,15 @@ def datagram_sizes(address: Address, pinned: int | None = None) -> tuple[int, ..
         for size in (largest, *(size for size in COMMON_SIZES if size < largest))
         if size > SMALLEST_DATAGRAM
     )
+
+
+def largest_to_take(receive_buffer: int) -> int:
+    """UDP payload that a socket takes without losing most of a burst, in octets.
+
+    Args:
+        receive_buffer: octets that the socket keeps while nothing is read.
+    """
+    return max(SMALLEST_DATAGRAM, min(receive_buffer // HELD_DATAGRAMS, LARGEST_DATAGRAM))
 
 
 def small_datagrams(address: Address, pinned: int | None) -> bool:

@@ -24,7 +24,7 @@ from kvcs.quic.aioquic_backend.certificates import Path, ServerKey, server_confi
 from kvcs.quic.aioquic_backend.clients import ClientVerifier
 from kvcs.quic.aioquic_backend.ending import Ending
 from kvcs.quic.aioquic_backend.handshakes import Handshakes
-from kvcs.quic.aioquic_backend.paths import datagram_sizes, small_datagrams
+from kvcs.quic.aioquic_backend.paths import datagram_sizes, largest_to_take, small_datagrams
 from kvcs.quic.aioquic_backend.ports import Address, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.resets import StatelessResets, reset_secret
@@ -357,6 +357,7 @@ class AioquicListener:
             retry_source_connection_id=header.destination_cid if header.token else None,
             clients=self.clients,
             reset_token=self._resets.token,
+            takes=largest_to_take(self._udp.socket_buffers[0]),
         )
         transport = AioquicTransport(
             quic,

@@ -14,8 +14,16 @@ MIB = 1024 * KIB
 SMALLEST_DATAGRAM = 1200
 """What every QUIC path must carry (RFC 9000 §14)."""
 
-LARGEST_DATAGRAM = 16_000
-"""The library writes a STREAM frame's length in two octets, so past 16,383 it corrupts frames."""
+LARGEST_DATAGRAM = 64_000
+"""About the most that a route over the loopback interface carries in one piece. To a peer that does
+not declare a `max_udp_payload_size`, `LARGEST_UNDECLARED` is."""
+
+LARGEST_UNDECLARED = 16_000
+"""Sent to peers that do not say what they take: few have a receive buffer for many larger ones. The
+library too goes no further, which writes a STREAM frame's length in two octets."""
+
+HELD_DATAGRAMS = 12
+"""Datagrams of the size that we declare to take which our receive buffer has room for, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +52,9 @@ class QuicSettings:
     """Longest wait between `close` and `closed`, while a lost CONNECTION_CLOSE may be repeated."""
 
     datagram_size: int | None = None
-    """UDP payload to send, once the handshake is over and a probe of it arrived: 1200 to 16,000.
-    None finds the largest that the path carries; 1200 sends no more than what every path takes."""
+    """UDP payload to send, once the handshake is over and a probe of it arrived: 1200 to 64,000.
+    None finds the largest that the path carries and the peer takes; 1200 sends no more than what
+    every path takes."""
 
     max_datagram_frame_size: int = 65_535
     """Largest DATAGRAM frame that we accept; MOQT wants DATAGRAM negotiated, so never 0."""
@@ -98,7 +107,7 @@ class QuicSettings:
         if size is not None and not SMALLEST_DATAGRAM <= size <= LARGEST_DATAGRAM:
             raise UsageError(
                 f"datagram_size must lie between {SMALLEST_DATAGRAM} and {LARGEST_DATAGRAM} octets,"
-                f" not {size}: larger packets corrupt STREAM frames"
+                f" not {size}: no path carries larger ones in one piece"
             )
         for name in ("idle_timeout", "connect_timeout", "close_timeout"):
             if not getattr(self, name) > 0:

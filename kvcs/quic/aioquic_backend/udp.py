@@ -21,6 +21,10 @@ log = get_logger("kvcs.quic")
 BATCH: Final = 64
 """Datagrams read per wake-up; then events are delivered and one transmission follows."""
 
+BATCH_OCTETS: Final = 256 * 1024
+"""Octets after which a wake-up reads no more: a sender that has a window of a few megabytes out
+hears of what arrived while there is more on the way, and neither side waits for the other."""
+
 LARGEST_UDP: Final = 65_535
 """Room for any datagram that a peer may send."""
 
@@ -225,8 +229,8 @@ class UdpSocket:
         now = self._loop.time()
         deliver, joined = self._endpoint.datagram_received, self._joined
         refused = False
-        count = 0
-        while count < BATCH:
+        count = octets = 0
+        while count < BATCH and octets < BATCH_OCTETS:
             try:
                 if joined:
                     datagrams, address = segments.receive(self._sock, LARGEST_UDP)
@@ -241,6 +245,7 @@ class UdpSocket:
                 count += 1
                 continue
             for data in datagrams:
+                octets += len(data)
                 deliver(data, address, now)
                 if self._closed:
                     return

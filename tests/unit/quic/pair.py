@@ -259,6 +259,7 @@ class Pair:
         datagram_size: int = 1200,
         connect: bool = True,
         reset_token: Callable[[bytes], bytes] | None = None,
+        takes: int | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.client, self.server = Side(CLIENT, self.clock), Side(SERVER, self.clock)
@@ -272,12 +273,14 @@ class Pair:
                 client, server_name="localhost", ca=ca.certificate_pem, verify=True
             ),
             settings=client,
+            takes=takes,
         )
         self.server.quic = Connection(
             configuration=server_config,
             settings=server,
             original_destination_connection_id=self.client.quic.original_destination_connection_id,
             reset_token=reset_token,
+            takes=takes,
         )
         for side, settings in ((self.client, client), (self.server, server)):
             side.connection_ids.append(side.quic.host_cid)

@@ -116,8 +116,8 @@ def test_memory_of_large_datagrams_is_used_again(monkeypatch: pytest.MonkeyPatch
         _, payload, _ = theirs.decrypt_packet(bytes(datagram), 9, 4 + index)
         assert payload == b"\x04" * (8000, 9000)[index]
     for _ in range(3):
-        flights.reuse([(bytearray(5000), SERVER)] * (flights.MAX_SPARE // 2))
-    assert len(spare) == flights.MAX_SPARE
+        flights.reuse([(bytearray(64 * 1024), SERVER)] * 20)
+    assert sum(map(len, spare)) == flights.SPARE_OCTETS
 
 
 @pytest.mark.parametrize("blocked", [False, True])

@@ -10,11 +10,12 @@ import pytest
 
 from kvcs.quic.aioquic_backend import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings, udp
 from kvcs.quic.aioquic_backend.private.congestion import BLACK_HOLE_LOSSES
-from kvcs.quic.aioquic_backend.private.packets import BURST_PACKETS
+from kvcs.quic.aioquic_backend.private.packets import BURST_OCTETS, BURST_PACKETS
 from kvcs.quic.aioquic_backend.private.queue import SERVED
 from kvcs.quic.aioquic_backend.prober import MAX_FALLS, RAISE_INTERVAL
 from kvcs.quic.aioquic_backend.resets import LONGEST_RESET
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
+from kvcs.quic.aioquic_backend.settings import LARGEST_UNDECLARED
 from kvcs.quic.stream_wait import LONG_SECONDS
 from kvcs.relay.settings import REQUEST_STREAMS
 from kvcs.relay.uplinks import UPSTREAM_STREAMS
@@ -44,7 +45,9 @@ def test_rows_have_the_defaults(name: str, number: str, unit: str) -> None:
         f"allows {LARGEST_DATAGRAM:,} octets",
         f"up to {udp.BATCH} datagrams are read in one wake-up",
         f"datagrams of up to {LARGEST_SEGMENT} octets",
-        f"may always send {BURST_PACKETS} packets",
+        f"may always send {BURST_PACKETS} packets, or {BURST_OCTETS // 1024**2} MiB",
+        f"{udp.BATCH_OCTETS // 1024} KiB or a little more",
+        f"Others get {LARGEST_UNDECLARED:,} at most",
         f"a relay's upstream {UPSTREAM_STREAMS:,}; more",
         f"for requests, {REQUEST_STREAMS:,} at a relay",
         f"never longer than {LONGEST_RESET} octets",

@@ -7,7 +7,7 @@ from hmac import compare_digest
 from typing import Any, Final, cast
 
 # The library gives it here and does not say so, as strict typing asks.
-from aioquic.buffer import Buffer, size_uint_var  # type: ignore[attr-defined]
+from aioquic.buffer import Buffer, encode_uint_var, size_uint_var  # type: ignore[attr-defined]
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     END_STATES,
@@ -39,7 +39,11 @@ from kvcs.quic.aioquic_backend.private.incoming import FIXED_BIT, LONG_HEADER
 from kvcs.quic.aioquic_backend.private.outgoing import OutgoingConnection
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer, ProbeBuilder
 from kvcs.quic.aioquic_backend.private.sending import Octets, SendBuffer
-from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM, QuicSettings
+from kvcs.quic.aioquic_backend.settings import (
+    LARGEST_DATAGRAM,
+    LARGEST_UNDECLARED,
+    QuicSettings,
+)
 
 MAX_REASON_OCTETS: Final = 512
 """A longer reason might not fit a CONNECTION_CLOSE, and the library raises while it builds it."""
@@ -49,6 +53,9 @@ NEVER_SENT: Final = "a packet is acknowledged that was never sent"
 STATELESS_RESET: Final = "the peer knows nothing of this connection any more (stateless reset)"
 SHORTEST_RESET, TOKEN_OCTETS = 21, 16
 """Octets of a stateless reset, at least, and of the token that ends it (RFC 9000 §10.3)."""
+
+MAX_UDP_PAYLOAD_SIZE: Final = 0x03
+"""ID of the transport parameter (RFC 9000 §18.2)."""
 
 MAX_PENDING_DATAGRAMS: Final = 256
 """DATAGRAM frames that may wait in the library, whose own queue has no limit."""
@@ -66,8 +73,21 @@ class Connection(OutgoingConnection):
         retry_source_connection_id: bytes | None = None,
         clients: Clients | None = None,
         reset_token: Callable[[bytes], bytes] | None = None,
+        takes: int | None = None,
     ) -> None:
+        """Make a connection.
+
+        Args:
+            configuration: of the library.
+            settings: named numbers.
+            original_destination_connection_id: of a client's first flight, on servers.
+            retry_source_connection_id: on servers that sent a Retry.
+            clients: whose certificates a server accepts.
+            reset_token: the stateless reset token of a connection ID, on servers.
+            takes: largest UDP payload in octets to declare; None declares nothing.
+        """
         self._clients = clients
+        self._takes = takes
         self._reset_token = reset_token
         super().__init__(
             configuration=configuration,
@@ -81,8 +101,8 @@ class Connection(OutgoingConnection):
         self._fins = 0
         self._data_credit = 0
         self.peer_closed = False
-        self.largest_taken = LARGEST_DATAGRAM
-        """Largest UDP payload that the peer says it takes, or that we can build."""
+        self.largest_taken = LARGEST_UNDECLARED
+        """Largest UDP payload that the peer takes, as far as it says, and that we can build."""
         self._loss._pacer = BurstPacer(max_datagram_size=configuration.max_datagram_size)
         self._loss._cc = self._congestion = WatchingReno(
             max_datagram_size=configuration.max_datagram_size
@@ -312,6 +332,13 @@ class Connection(OutgoingConnection):
         if self._clients is not None:
             require_certificate(self.tls, self._clients)
 
+    def _serialize_transport_parameters(self) -> bytes:
+        parameters = super()._serialize_transport_parameters()
+        if self._takes is None:
+            return parameters
+        taken = encode_uint_var(self._takes)  # the library never declares this one
+        return parameters + bytes((MAX_UDP_PAYLOAD_SIZE, len(taken))) + taken
+
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket)
         # The library checks this one and forgets it (RFC 9000 §18.2).
@@ -342,7 +369,7 @@ class Connection(OutgoingConnection):
     @property
     def datagram_size(self) -> int:
         """Largest UDP payload that is sent now."""
-        return self._max_datagram_size
+        return self._size_of_objects
 
     @property
     def path_is_validated(self) -> bool:
@@ -396,10 +423,12 @@ class Connection(OutgoingConnection):
     def set_datagram_size(self, size: int) -> None:
         """Send datagrams of up to `size` octets from now on.
 
-        Pacing and congestion control count in them. DATAGRAM frames that no longer fit are
-        dropped: they would block all behind them.
+        Those that the library fills stay smaller where it could not write their frames. Pacing and
+        congestion control count in them. DATAGRAM frames that no longer fit are dropped: they
+        would block all behind them.
         """
-        self._max_datagram_size = size
+        self._size_of_objects = size
+        self._max_datagram_size = min(size, LARGEST_UNDECLARED)
         self._loss._pacer._max_datagram_size = size
         self._congestion.count_in(size)
         if self._loss._rtt_initialized:

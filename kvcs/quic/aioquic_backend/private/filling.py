@@ -30,7 +30,8 @@ TURN_OCTETS: Final = 64 * 1024
 SHORT_HEADER_OCTETS: Final = 3
 """First octet and packet number of a short header, beside the connection ID."""
 
-LENGTH_OCTETS: Final = 2
+LENGTH_OCTETS: Final = 4
+"""Of the length of a frame that others follow: two would do up to 16,383."""
 
 SMALLEST_PIECE: Final = 64
 """Octets of a stream that are worth a frame of their own at the end of a packet."""
@@ -38,7 +39,7 @@ SMALLEST_PIECE: Final = 64
 FEW: Final = 0x4000_0000
 """Offsets below this are written in four octets, others in eight (RFC 9000 §16)."""
 
-TWO_OCTETS, FOUR_OCTETS, EIGHT_OCTETS = 0x4000, 0x8000_0000, 0xC000_0000_0000_0000
+FOUR_OCTETS, EIGHT_OCTETS = 0x8000_0000, 0xC000_0000_0000_0000
 """Bits that say how long an integer is; frames may use more octets than they need."""
 
 FILLING, FILLING_FIN = bytes((STREAM | OFFSET,)), bytes((STREAM | OFFSET | FIN,))
@@ -191,7 +192,7 @@ class Filling:
             else:
                 reached = at + size
                 fin = reached == end
-                head += (size | TWO_OCTETS).to_bytes(LENGTH_OCTETS, "big")
+                head += (size | FOUR_OCTETS).to_bytes(LENGTH_OCTETS, "big")
                 self._payload.append((MEASURED_FIN if fin else MEASURED) + head)
                 if size:
                     self._payload += buffer.cut(at, reached)

@@ -36,8 +36,8 @@ LARGE_OCTETS: Final = 4096
 """Datagrams above this are sealed where they are sent from, if the cipher can: memory for a second
 copy of them costs more than the cipher."""
 
-MAX_SPARE: Final = 128
-"""Datagrams whose memory a process keeps to be used again: what a few transmissions take."""
+SPARE_OCTETS: Final = 2 * 1024 * 1024
+"""Memory of datagrams that a process keeps to be used again: what a few transmissions take."""
 
 NONCE_OCTETS: Final = 12
 NUMBER_MASK: Final = 0xFFFF
@@ -178,9 +178,10 @@ class Flight:
 
 def reuse(datagrams: Sequence[tuple[bytes | bytearray, NetworkAddress]]) -> None:
     """Take back the memory of datagrams that nobody looks at any more."""
-    room = MAX_SPARE - len(_spare)
-    if room > 0:
-        _spare.extend([data for data, _ in datagrams if isinstance(data, bytearray)][:room])
+    large = [data for data, _ in datagrams if isinstance(data, bytearray)]
+    if large:
+        most = SPARE_OCTETS // max(map(len, large))
+        _spare.extend(large[: max(0, most - len(_spare))])
 
 
 def _memory(size: int) -> bytearray:

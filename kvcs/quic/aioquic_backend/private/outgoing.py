@@ -30,6 +30,7 @@ from kvcs.quic.aioquic_backend.private.queue import (
     is_idle,
     stream_key,
 )
+from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
 
 LITTLE: Final = 4096
 """Fewer octets of Objects than this share packets with the other frames that are due."""
@@ -57,6 +58,8 @@ class OutgoingConnection(IncomingConnection):
     _sending_key: object = None
     """What packets are sealed with, and the number of the first one that was."""
     _key_begun = 0
+    _size_of_objects = SMALLEST_DATAGRAM
+    """Largest datagram of streams of Objects, which we fill; the library fills all others."""
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
         """Build what may leave at `now`: frames of all kinds first, then those of Objects."""
@@ -141,7 +144,7 @@ class OutgoingConnection(IncomingConnection):
         window = congestion.congestion_window - congestion.bytes_in_flight
         keys = self._cryptos[Epoch.ONE_RTT]
         flight = Flight(keys, self._peer_cid.cid, self._spin_bit, self._packet_number)
-        filling = Filling(flight, now, packets, window, self._max_datagram_size)
+        filling = Filling(flight, now, packets, window, self._size_of_objects)
         filling.acknowledgement = self._acknowledgement(now)
         if packets > 0 and self._active:
             self._take_turns(filling)

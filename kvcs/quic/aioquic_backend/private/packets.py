@@ -16,6 +16,9 @@ grain of about a millisecond, so with a short delay that is a few packets per wa
 connection without loss crawls.
 """
 
+BURST_OCTETS: Final = 1024 * 1024
+"""Larger packets are as many fewer, so that a burst leaves room in the peer's receive buffer."""
+
 GATHERED_PACKETS: Final = 16
 """Packets that a wake-up by the pacer is to send, where that does not take too long."""
 
@@ -24,14 +27,19 @@ GATHERED_SECONDS: Final = 0.002
 
 
 class BurstPacer(QuicPacketPacer):
-    """Paces like the library's, but a bucket never holds less than `BURST_PACKETS`."""
+    """Paces like the library's, but a bucket never holds less than a burst."""
+
+    @property
+    def burst(self) -> int:
+        """Fewest packets that one wake-up may send."""
+        return min(BURST_PACKETS, BURST_OCTETS // self._max_datagram_size)
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """Set the rate in octets of `congestion_window` per `smoothed_rtt` seconds."""
         bucket_time = self.bucket_time
         super().update_rate(congestion_window, smoothed_rtt)
         assert self.packet_time is not None
-        self.bucket_max = max(self.bucket_max, BURST_PACKETS * self.packet_time)
+        self.bucket_max = max(self.bucket_max, self.burst * self.packet_time)
         self.bucket_time = min(bucket_time, self.bucket_max)
 
     # The library says `float`, and gives None as we do.
@@ -50,7 +58,7 @@ class BurstPacer(QuicPacketPacer):
     def packets(self, now: float) -> int:
         """Packets that may leave at `now`: as many as asking before each one would let go."""
         if self.packet_time is None:
-            return BURST_PACKETS
+            return self.burst
         self.update_bucket(now=now)
         return max(0, ceil(self.bucket_time / self.packet_time))
 

@@ -68,7 +68,7 @@ def test_the_short_run_has_the_ratios_of_goodput() -> None:
 def test_the_full_run_has_every_group_in_order() -> None:
     assert [group.name for group in chosen((), FULL)] == list(GROUPS)
     assert [group.name for group in chosen(("loss", "goodput"), FULL)] == ["goodput", "loss"]
-    assert sum(entry.seconds for entry in GROUPS.values()) <= 25 * 60
+    assert sum(entry.seconds for entry in GROUPS.values()) <= 30 * 60
 
 
 def test_a_group_that_does_not_exist_is_refused_with_those_that_do() -> None:
@@ -81,7 +81,9 @@ def test_what_is_measured_is_what_the_groups_promise() -> None:
     for size in ("16KiB", "32KiB", "64KiB", "256KiB", "1MiB"):
         assert {f"raw_{size}", f"direct_{size}", f"relay_{size}"} <= names
     for octets in (1200, 1452, 8952, LARGEST_DATAGRAM):
-        assert {f"{row}_{octets}B" for row in ("raw", "direct", "stock")} <= names
+        assert {f"{row}_{octets}B" for row in ("raw", "direct")} <= names
+        # The stock library corrupts STREAM frames beyond 16,383 octets.
+        assert (f"stock_{octets}B" in names) == (octets < 16_383)
     for count in (1, 8, 32, 160):
         assert {f"raw_{count}streams", f"direct_{count}streams"} <= names
     for count in (1, 4, 16):

@@ -23,11 +23,11 @@ class Entry:
 
 GROUPS: Final[Mapping[str, Entry]] = MappingProxyType(
     {
-        "goodput": Entry(sizes.goodput, 170, 30),
+        "goodput": Entry(sizes.goodput, 250, 30),
         "objects": Entry(sizes.objects, 50, 10),
-        "streams": Entry(paths.streams, 60, 20),
+        "streams": Entry(paths.streams, 90, 20),
         "consumers": Entry(paths.consumers, 125, 30),
-        "datagrams": Entry(paths.datagrams, 115, 50),
+        "datagrams": Entry(paths.datagrams, 160, 50),
         "loops": Entry(paths.loops, 65, 35),
         "loss": Entry(paths.loss, 210, 40),
         "layers": Entry(layers.layers, 50, 30),
@@ -35,7 +35,7 @@ GROUPS: Final[Mapping[str, Entry]] = MappingProxyType(
         "growth": Entry(growth.growth, 90, 12),
         "protection": Entry(protection.protection, 150, 35),
         "churn": Entry(churn.churn, 90, 20),
-        "aiomoqt": Entry(others.aiomoqt, 110, 30),
+        "aiomoqt": Entry(others.aiomoqt, 150, 30),
         "others": Entry(others.others, 60, 40),
     }
 )

@@ -17,7 +17,8 @@ OTHER_SIZES: Final = (32 * KIB, MIB)
 
 def aiomoqt(scale: Scale) -> Group:
     """Beside aiomoqt's own publisher, relay and subscriber at the same size of Objects."""
-    octets = scale.pick(128, 32) * MIB
+    # It sends for some seconds; this takes about as long, so that start-up weighs alike.
+    octets = scale.pick(512, 32) * MIB
     seconds = scale.pick(4, 2)
     cases: list[Case] = []
     ratios: list[Ratio] = []

@@ -21,7 +21,7 @@ COUNTED: Final = 16 * KIB
 
 def goodput(scale: Scale) -> Group:
     """Verified goodput beside raw QUIC of the same backend and settings."""
-    octets = scale.pick(64, 32) * MIB
+    octets = scale.pick(256, 32) * MIB
     cases: list[Case] = []
     ratios: list[Ratio] = []
     for size in SHORT_SIZES if scale.short else SIZES:

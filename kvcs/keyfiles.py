@@ -9,17 +9,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvcs.errors import FileError, TrustError
+from kvcs.filekinds import file_kind, told
 from kvcs.targets import check_replaced
-from kvcs.trust.keys import KeyUse, SigningKey
-from kvcs.trust.rings import MAX_KEY_SET_OCTETS, KeyRing, encode_keys, read_signing_key
+from kvcs.trust.keys import KeyUse, PublicKey, SigningKey
+from kvcs.trust.rings import (
+    MAX_KEY_SET_OCTETS,
+    KeyRing,
+    encode_keys,
+    read_key_set,
+    read_signing_key,
+)
 
 if TYPE_CHECKING:
     from kvcs.kv.protection_keys import ProtectionRing
 
 AnyPath = str | os.PathLike[str]
+
+_KINDS: Final = {
+    (False, KeyUse.MANIFEST): "a ring of producers' public keys, which --keys-file takes",
+    (False, KeyUse.TOKEN): "a ring of issuers' public keys, which --issuers takes",
+    (True, KeyUse.MANIFEST): "a producer's own key, which --sign-key-file takes",
+    (True, KeyUse.TOKEN): "an issuer's own key, which --issuer-key-file takes",
+}
+"""What a COSE_KeySet is, by whether its keys are private and by what they are for."""
 
 
 def load_key_ring(path: AnyPath, use: KeyUse = KeyUse.MANIFEST) -> KeyRing:
@@ -32,10 +47,11 @@ def load_key_ring(path: AnyPath, use: KeyUse = KeyUse.MANIFEST) -> KeyRing:
     Raises:
         FileError: it cannot be read, or is no such ring.
     """
+    data = _read(path)
     try:
-        return KeyRing.decode(_read(path), use)
+        return KeyRing.decode(data, use)
     except TrustError as exc:
-        raise FileError(f"{os.fspath(path)}: {exc}") from None
+        raise _not_usable(path, data, exc) from None
 
 
 def load_signing_key(path: AnyPath) -> SigningKey:
@@ -47,10 +63,11 @@ def load_signing_key(path: AnyPath) -> SigningKey:
     Raises:
         FileError: it cannot be read, or is no such key. Nothing of it is repeated.
     """
+    data = _read(path)
     try:
-        return read_signing_key(_read(path))
+        return read_signing_key(data)
     except TrustError as exc:
-        raise FileError(f"{os.fspath(path)}: {exc}") from None
+        raise _not_usable(path, data, exc) from None
 
 
 def save_key_ring(path: AnyPath, ring: KeyRing) -> None:
@@ -85,10 +102,11 @@ def load_protection_ring(path: AnyPath) -> ProtectionRing:
     # Here, since it brings numpy, and a relay, which reads rings of issuers, has no arrays.
     from kvcs.kv.protection_keys import ProtectionRing
 
+    data = _read(path)
     try:
-        return ProtectionRing.decode(_read(path))
+        return ProtectionRing.decode(data)
     except TrustError as exc:
-        raise FileError(f"{os.fspath(path)}: {exc}") from None
+        raise _not_usable(path, data, exc) from None
 
 
 def save_protection_ring(path: AnyPath, ring: ProtectionRing, *, replace: bool = False) -> None:
@@ -159,6 +177,31 @@ def _read(path: AnyPath) -> bytes:
     if len(data) > MAX_KEY_SET_OCTETS:
         raise FileError(f"{os.fspath(path)}: longer than {MAX_KEY_SET_OCTETS} octets")
     return data
+
+
+def _not_usable(path: AnyPath, data: bytes, why: TrustError) -> FileError:
+    """What to raise for a file of another kind than was expected; says of which one it is."""
+    return FileError(f"{os.fspath(path)}: {why}{told(_key_kind(data) or file_kind(data))}")
+
+
+def _key_kind(data: bytes) -> str | None:
+    """What the keys of a file are for, and which option takes it; None where it has none."""
+    from kvcs.kv.protection_keys import ProtectionRing  # as above
+
+    try:
+        keys = read_key_set(data)
+    except TrustError:
+        try:
+            ProtectionRing.decode(data)
+        except TrustError:
+            return None
+        return "a scope's protection keys, which --protect-key-file takes"
+    uses = {(isinstance(key, SigningKey), _use(key)) for key in keys}
+    return _KINDS.get(uses.pop()) if len(uses) == 1 else None
+
+
+def _use(key: PublicKey | SigningKey) -> KeyUse:
+    return key.public.use if isinstance(key, SigningKey) else key.use
 
 
 def _write(path: AnyPath, data: bytes, *, replace: bool) -> None:

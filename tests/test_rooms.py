@@ -40,6 +40,7 @@ class Room:
 
 
 ABOVE_THE_SHELL = {
+    "contexts",
     "errors",
     "fallback",
     "kv",
@@ -62,6 +63,7 @@ PURE = INPUT_OUTPUT | CLOCKS | RANDOMNESS
 # The longest name that covers a module decides, so `relay.server` has a row of its own.
 ROOMS = {
     "errors": Room(set(), set(), PURE),
+    "contexts": Room({"errors"}, set(), PURE),
     "moqt": Room({"errors", "moqt.session", "moqt.track"}, set(), PURE),
     "moqt.session": Room({"errors", "moqt"}, set(), PURE),
     "moqt.track": Room(SHARED, set(), PURE),
@@ -76,7 +78,10 @@ ROOMS = {
     ),
     "planner": Room({"errors", "kv"}, set(), INPUT_OUTPUT | CLOCKS),
     "targets": Room({"errors"}, set(), INPUT_OUTPUT | CLOCKS),
-    "keyfiles": Room({"errors", "kv", "targets", "trust"}, set(), INPUT_OUTPUT | CLOCKS),
+    "filekinds": Room(set(), set(), PURE),
+    "keyfiles": Room(
+        {"errors", "filekinds", "kv", "targets", "trust"}, set(), INPUT_OUTPUT | CLOCKS
+    ),
     "kvfile": Room({"errors", "kv", "targets"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
     "observe": Room({"errors"}, {"prometheus_client", "structlog"}, set()),
     "access": Room({"errors", "moqt", "trust"}, set(), PURE),
@@ -85,7 +90,8 @@ ROOMS = {
     ),
     "relay": Room({"access", "errors", "moqt", "trust"}, set(), PURE),
     "relay.server": Room(
-        {"access", "errors", "keyfiles", "moqt", "observe", "quic", "relay", "trust"},
+        {"access", "contexts", "errors", "keyfiles", "moqt", "observe"}
+        | {"quic", "relay", "trust"},
         {"structlog"},
         set(),
     ),
@@ -93,19 +99,23 @@ ROOMS = {
     "relay.disk": Room({"errors", "moqt", "observe", "relay"}, set(), set()),
     "relay.admin": Room({"errors", "observe", "relay"}, {"prometheus_client", "structlog"}, set()),
     "quic": Room(
-        {"access", "errors", "moqt", "observe", "quic.aioquic_backend", "trust"},
+        {"access", "contexts", "errors", "moqt", "observe", "quic.aioquic_backend", "trust"},
         {"structlog"},
         set(),
     ),
     "quic.aioquic_backend": Room(
-        {"errors", "moqt", "observe", "quic"}, {"aioquic", "cryptography", "structlog"}, set()
+        {"errors", "filekinds", "moqt", "observe", "quic"},
+        {"aioquic", "cryptography", "structlog"},
+        set(),
     ),
     "publisher": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
     "subscriber": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
     "recovery": Room(ABOVE_THE_SHELL, ARRAYS | {"structlog"}, set()),
     # aiohttp is imported by name, when an HTTP source or server begins to work.
     "fallback": Room(
-        {"errors", "kv", "moqt", "observe", "quic.tokens", "trust"}, {"structlog"}, set()
+        {"contexts", "errors", "kv", "moqt", "observe", "quic.tokens", "trust"},
+        {"structlog"},
+        set(),
     ),
     "integrations": Room(
         EVERYTHING, {"lmcache", "numpy", "structlog", "torch", "transformers", "vllm"}, set()

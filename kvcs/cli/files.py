@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from kvcs.cli.output import Output
 from kvcs.errors import FileError, UsageError
+from kvcs.filekinds import file_kind, told
 from kvcs.targets import check_replaced
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ def read_scope(path: Path, output: Output) -> Scope:
         with path.open("rb") as file:
             data = file.read(MAX_KEY_FILE_OCTETS + 1)
             if len(data) > MAX_KEY_FILE_OCTETS:
-                raise FileError(f"{path}: too long for a scope key of 64 hex characters")
+                raise FileError(
+                    f"{path}: too long for a scope key of 64 hex characters{told(file_kind(data))}"
+                )
             scope = Scope.from_hex(data.decode("ascii", "replace"))
             # Of no other file: whoever names two of them the wrong way round is not to hide a CA.
             note_open_secret(path, file, output)
@@ -122,6 +125,6 @@ def read_scope(path: Path, output: Output) -> Scope:
     except FileError:
         raise
     except UsageError as exc:
-        raise FileError(f"{path}: {exc}") from exc
+        raise FileError(f"{path}: {exc}{told(file_kind(data))}") from exc
     except OSError as exc:
         raise FileError(f"{path}: {exc.strerror or exc}") from exc

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from kvcs.contexts import OnlyAsyncWith
 from kvcs.errors import ConnectionFailed, FileError, TrustError, UsageError
 from kvcs.fallback.folder import (
     INDEX,
@@ -60,7 +61,7 @@ IDLE_SECONDS: Final = 30.0
 """How long a connection may be open without a whole request on it."""
 
 
-class HttpServer:
+class HttpServer(OnlyAsyncWith, usage="async with kvcs.HttpServer(...) as server:"):
     """Serves a folder of saved publications; those that come later appear by themselves.
 
     Args:

@@ -6,9 +6,9 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from kvcs.contexts import entered_by
 from kvcs.errors import ConnectionClosed, UsageError
 from kvcs.kv import (
     MAX_DATA_OCTETS,
@@ -104,7 +104,7 @@ class Publisher:
         settings: limits and choices.
 
     Raises:
-        UsageError: no session was given.
+        UsageError: no session was given, or something else than a session.
     """
 
     def __init__(
@@ -112,6 +112,12 @@ class Publisher:
     ) -> None:
         if not sessions:
             raise UsageError("a Publisher needs at least one session or server")
+        for session in sessions:
+            if not isinstance(session, Connection | Server):
+                raise UsageError(
+                    "a Publisher takes what `async with kvcs.connect(...) as session` gives, or"
+                    f" kvcs.serve, not {type(session).__name__}"
+                )
         self.settings = PublisherSettings() if settings is None else settings
         self._sessions = tuple(dict.fromkeys(sessions))
         self._publications: list[Publication] = []
@@ -130,7 +136,7 @@ class Publisher:
         """Octets of memory that copies of tensors take now."""
         return self._memory.budget.used
 
-    @asynccontextmanager
+    @entered_by("async with publisher.publish(...) as publication:")
     async def publish(
         self,
         prefix: Prefix,

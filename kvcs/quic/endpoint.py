@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from kvcs.access.guard import Guard, check_audience, remembering
+from kvcs.contexts import entered_by
 from kvcs.errors import ConnectionClosed, ConnectionFailed, UsageError
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.events import Event
@@ -133,7 +133,7 @@ async def open_connection(
     return connection
 
 
-@asynccontextmanager
+@entered_by("async with kvcs.connect(...) as session:")
 async def connect(
     url: str | MoqtUri,
     *,
@@ -403,7 +403,7 @@ class Server:
             self.origin.attach(connection)
 
 
-@asynccontextmanager
+@entered_by("async with kvcs.serve(...) as server:")
 async def serve(
     host: str,
     port: int = RELAY_PORT,

@@ -18,10 +18,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvcs.contexts import entered_by
 from kvcs.errors import KvcsError, StreamError
 from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
@@ -222,7 +223,7 @@ def take(offered: OfferedTrack, *, max_octets: int = MAX_WAITING_OCTETS) -> Iter
         connection.cancel(request_id)
 
 
-@asynccontextmanager
+@entered_by("async with subscribe(...) as subscription:")
 async def subscribe(
     connection: Connection,
     name: FullTrackName,

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from kvcs.access.guard import ISSUERS_INTERVAL, check_audience, remembering, token_policy
 from kvcs.access.policy import Policy
+from kvcs.contexts import OnlyAsyncWith
 from kvcs.errors import FileError, UsageError
 from kvcs.keyfiles import RingFile
 from kvcs.moqt import events
@@ -157,7 +158,7 @@ class RelaySettings:
             raise UsageError(f"at most {MAX_UPSTREAMS} upstreams, not {len(self.upstreams)}")
 
 
-class Relay:
+class Relay(OnlyAsyncWith, usage="async with kvcs.Relay(settings) as relay:"):
     """A relay that listens while its context is entered.
 
     ::
@@ -324,8 +325,7 @@ class Relay:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it listens, and is not on its way out: false while it waits for sessions to leave
-        too."""
+        """Whether it listens, and has not begun to close."""
         return self._listening and not self._closing
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import asynccontextmanager
 from typing import get_args
 
+from kvcs.contexts import entered_by
 from kvcs.errors import KvcsError, PublicationNotFound, Redirected, UsageError
 from kvcs.fallback.guarded import GuardedSource
 from kvcs.fallback.source import BlockSource
@@ -57,8 +57,8 @@ class Subscriber:
             `HttpSource`. What comes from there is checked like what sessions bring.
 
     Raises:
-        UsageError: ``require_signed`` without keys, keys that are not for manifests, or neither a
-            session nor a fallback.
+        UsageError: ``require_signed`` without keys, keys that are not for manifests, neither a
+            session nor a fallback, or something else than a session.
     """
 
     def __init__(
@@ -79,6 +79,12 @@ class Subscriber:
         self._authenticity = Authenticity(
             keys, required=require_signed, protection=self._protection
         )
+        for session in sessions:
+            if not isinstance(session, Connection):
+                raise UsageError(
+                    "a Subscriber takes what `async with kvcs.connect(...) as session` gives, not"
+                    f" {type(session).__name__}"
+                )
         self._index = index
         self._sharing = Sharing()
         self._routes = Routes(sessions)
@@ -182,7 +188,7 @@ class Subscriber:
         finally:
             session.off_closed(closed.set)
 
-    @asynccontextmanager
+    @entered_by("async with subscriber.open(...) as cache:")
     async def open(
         self,
         prefix: Prefix,

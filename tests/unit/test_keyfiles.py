@@ -52,6 +52,60 @@ def test_a_signing_key_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"-----BEGIN CERTIFICATE-----\nMII", r"a certificate \(PEM\), which --cert, --ca"),
+        (b"a note\n-----BEGIN EC PRIVATE KEY-----\nMII", r"a private key of TLS .* --key and"),
+        (b"-----BEGIN OPENSSH KEY-----\n", r"a PEM file \(OPENSSH KEY\)"),
+        (b"0f" * 32 + b"\n", "a scope key, which --scope-key-file takes"),
+        (b"", "an empty file"),
+        ((99).to_bytes(8, "little") + b'{"a":1}', "a safetensors file"),
+        (b"\x81\xa1\x01\x09", "a COSE_KeySet, as `kvcs keygen` writes"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(
+    tmp_path: Path, content: bytes, kind: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    for load in (load_key_ring, load_signing_key, load_protection_ring):
+        with pytest.raises(FileError, match=f"file: .*; this is {kind}"):
+            load(path)
+
+
+def test_keys_for_something_else_are_told_with_the_option_that_takes_them(tmp_path: Path) -> None:
+    producer, issuer = SigningKey.generate(), SigningKey.generate(use=KeyUse.TOKEN, name="me")
+    own, own_issuer = tmp_path / "own", tmp_path / "own_issuer"
+    producers, issuers = tmp_path / "producers", tmp_path / "issuers"
+    protection = tmp_path / "protection"
+    save_signing_key(own, producer)
+    save_signing_key(own_issuer, issuer)
+    save_key_ring(producers, KeyRing([producer.public]))
+    save_key_ring(issuers, KeyRing([issuer.public], use=KeyUse.TOKEN))
+    ring = ProtectionRing(scope_id=b"s" * 16)
+    ring.rotate()
+    save_protection_ring(protection, ring)
+    options = {
+        own: "--sign-key-file",
+        own_issuer: "--issuer-key-file",
+        producers: "--keys-file",
+        issuers: "--issuers",
+        protection: "--protect-key-file",
+    }
+    for path, option in options.items():
+        for use in KeyUse:
+            if option != {KeyUse.MANIFEST: "--keys-file", KeyUse.TOKEN: "--issuers"}[use]:
+                with pytest.raises(FileError, match=f"; this is .* which {option} takes$"):
+                    load_key_ring(path, use)
+        if path is not protection:
+            with pytest.raises(FileError, match=f"; this is .* which {option} takes$"):
+                load_protection_ring(path)
+    for path in (producers, issuers, protection):
+        with pytest.raises(FileError, match=f"; this is .* which {options[path]} takes$"):
+            load_signing_key(path)
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     key = SigningKey.generate()
     mine, ring, junk = tmp_path / "mine.key", tmp_path / "ring", tmp_path / "junk"

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from kvcs.errors import FileError, UsageError
+from kvcs.filekinds import file_kind, told
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM, QuicSettings
 
@@ -125,7 +126,9 @@ def _certificates(pem: bytes, what: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as exc:
-        raise FileError(f"{what} holds no readable certificate: PEM is expected") from exc
+        raise FileError(
+            f"{what} holds no readable certificate: PEM is expected{told(file_kind(pem))}"
+        ) from exc
 
 
 def authorities(ca: Path | bytes, what: str) -> list[x509.Certificate]:
@@ -146,7 +149,9 @@ def _private_key(path: Path) -> ServerKey:
     except TypeError as exc:
         raise FileError(f"key {fspath(path)} is encrypted: store it without a password") from exc
     except ValueError as exc:
-        raise FileError(f"key {fspath(path)} is not a readable PEM private key") from exc
+        raise FileError(
+            f"key {fspath(path)} is not a readable PEM private key{told(file_kind(pem))}"
+        ) from exc
     if isinstance(key, ec.EllipticCurvePrivateKey) and not isinstance(key.curve, CURVES):
         raise FileError(
             f"key {fspath(path)} is on curve {key.curve.name}: P-256 or P-384 is needed"

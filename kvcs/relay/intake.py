@@ -154,6 +154,8 @@ class RangeIntake:
     """A fetch or fill stream: Objects, and from its gaps what does not exist (§3.2.2).
 
     The requests of a relay carry no range filters, so an unmarked gap means that nothing exists.
+    Objects outside of what was asked for, which no publisher may send (§3.3), are passed over:
+    who sends them gets them into no cache, and tells nothing by them.
 
     Args:
         bay: see `Bay`.
@@ -198,6 +200,9 @@ class RangeIntake:
         """
         bay = self._bay
         location = header.location
+        if not self._start <= location <= self._end:
+            self._writer = None
+            return
         if bay.too_large(header):
             self._writer = None  # its status stays unknown, what follows is taken
             bay.stats.too_large += 1
@@ -236,7 +241,7 @@ class RangeIntake:
     def completed(self) -> None:
         """Count an Object."""
         if self._writer is None:
-            return  # too large
+            return  # too large, or not asked for
         self._writer = None
         self.objects += 1
         self._bay.stats.objects_in += 1
@@ -318,4 +323,4 @@ class RangeIntake:
     def _learn(self, start: Location | None, end: Location) -> None:
         end = min(end, self._end)
         if start is not None and start <= end:
-            self._bay.track.learn(start, end)
+            self._bay.track.learn(max(start, self._start), end)

@@ -195,8 +195,9 @@ class Requester:
             self._session.cancel_request(request, code)
 
     def stop_stream(self, stream_id: int, code: int = StreamCode.CANCELLED) -> None:
-        """Stop one data stream; its request goes on (§11.4.3)."""
-        self._session.stop_stream(stream_id, code)
+        """Stop one data stream; its request goes on, and the stream ends as with a reset
+        (§11.4.3)."""
+        self._session.data_streams.stop(stream_id, code)
 
     # What the peer answers
 

@@ -202,6 +202,17 @@ class DataStreams:
         self._continue(stream, memoryview(octets)[reader.pos :])
         return True
 
+    def stop(self, stream_id: int, code: int) -> None:
+        """Give up one stream of a request that goes on (§11.4.3); quiet where it has ended.
+
+        It ends as if the peer had reset it with ``code``. What still comes of it is read over, and
+        it counts as any stream that was stopped and stays open.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.state is not _DISCARDED:
+            self._drop(stream, code)
+            self._ended(stream, code)
+
     def pop_head(self, stream_id: int) -> bytes:
         """Forget a stream that is a control stream; returns octets that came earlier."""
         stream = self._streams.pop(stream_id)

@@ -238,6 +238,24 @@ def test_a_malformed_datagram_ends_the_subscription() -> None:
     assert bench.close is None
 
 
+def test_a_stream_that_is_stopped_has_ended_and_is_read_over() -> None:
+    bench = subscriber()
+    octets = stream_of(0, 0, 1)
+    stream = bench.uni(octets[:-1])
+    for code in (StreamCode.EXCESSIVE_LOAD, StreamCode.CANCELLED):
+        bench.core.requester.stop_stream(stream, code)
+        bench.drain()
+    assert bench.stops == {stream: StreamCode.EXCESSIVE_LOAD}
+    ended = bench.take(DataStreamEnded)
+    assert [event.reset_code for event in ended] == [StreamCode.EXCESSIVE_LOAD]
+    bench.events.clear()
+    bench.data(stream, octets[-1:] + bytes.fromhex("000007"))  # read, this would end the session
+    bench.reset(stream, StreamCode.EXCESSIVE_LOAD)
+    assert bench.events == [] and bench.close is None
+    bench.uni(stream_of(1, 0))
+    assert locations(bench.events) == [(1, 0)], "the subscription goes on"
+
+
 @pytest.mark.parametrize("fin", [True, False])
 def test_a_stream_of_a_fetch_that_is_gone_is_given_up_once_however_it_was_cut(fin: bool) -> None:
     bench = Bench(Role.CLIENT)

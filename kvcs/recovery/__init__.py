@@ -4,6 +4,7 @@ KVCS "Verification and Recovery": lost Objects are fetched again; recovery is bo
 that recomputation would take, and it counts from the first known loss.
 """
 
+from kvcs.recovery.headway import may_come
 from kvcs.recovery.patient import FetchEnd, Patient, Receiver, RecoverySettings, Replacer
 from kvcs.recovery.rounds import (
     MAX_FETCHES,
@@ -24,4 +25,5 @@ __all__ = [
     "Recovery",
     "RecoverySettings",
     "Replacer",
+    "may_come",
 ]

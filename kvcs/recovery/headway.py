@@ -17,6 +17,19 @@ HOPE = 4.0
 """Recovery goes on beyond its time where so many times the rate seen would do by the deadline: a
 slow path may become faster, but not by any amount."""
 
+
+def may_come(owed: int, gained: int, seconds: float, left: float) -> bool:
+    """Whether what is owed may come in the time that is left.
+
+    Args:
+        owed: octets that lack.
+        gained: octets that came lately.
+        seconds: in which these came.
+        left: seconds that are left.
+    """
+    return owed * seconds < gained * HOPE * left
+
+
 Runs = Sequence[tuple[DataTrack, Location, Location]]
 """First and last Locations of what was lost; those between that are there do not count."""
 
@@ -64,7 +77,7 @@ class Headway:
         if not gained and self._rejections() == self._rejected:
             gained = self.came  # of Objects that are on their way
         left = self._patient.deadline_at - asyncio.get_running_loop().time()
-        if self._octets(lost) * seconds >= gained * HOPE * left:
+        if not may_come(self._octets(lost), gained, seconds, left):
             return False
         _log.info("recovery_goes_on", octets=gained, seconds=seconds)
         return True

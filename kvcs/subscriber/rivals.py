@@ -1,9 +1,9 @@
-"""While nothing comes of a publication, others of the same prefix are looked at.
+"""While nothing comes of a publication, or too little, others of the same prefix are looked at.
 
-A publication may be broken, and say so or not: its producer stands still, or leaves out what its
-manifest lists. Another one that was still produced when ours was chosen may be whole before the
-deadline. What may be taken from it is what KVCS "Verification and Recovery" allows: single Objects
-where both are deterministic, else whole segments while nothing was handed out.
+A publication may be broken, and say so or not: its producer stands still, or dribbles, or leaves
+out what its manifest lists. Another one that was still produced when ours was chosen may be whole
+before the deadline. What may be taken from it is what KVCS "Verification and Recovery" allows:
+single Objects where both are deterministic, else whole segments while nothing was handed out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvcs.errors import ConnectionClosed, KvcsError
 from kvcs.quic.connection import Connection
 from kvcs.quic.namespaces import NamespaceWatch
-from kvcs.recovery import Recovery
+from kvcs.recovery import Recovery, may_come
 from kvcs.subscriber.others import Other, are_twins, same_tokens
 from kvcs.subscriber.settings import SubscriberSettings
 
@@ -28,8 +28,8 @@ class Rivals:
     Args:
         retrieval: the retrieval.
         recovery: its recovery.
-        settings: `quiet` is how long nothing comes before others are looked at, and from one look
-            to the next.
+        settings: `quiet` is how long nothing comes, or too little, before others are looked at, and
+            from one look to the next.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Rivals:
         self._quiet = settings.quiet
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._seen = -1
+        self._seen: int | None = None
+        """Octets that had come by the last look."""
         self._watches: dict[Connection, NamespaceWatch] = {}
 
     def start(self) -> None:
@@ -100,11 +101,25 @@ class Rivals:
     def _passed(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._quiet, self._passed)
         retrieval = self._retrieval
-        seen, self._seen = self._seen, retrieval.ledger.counters.octets
-        if seen != self._seen or self._task is not None:
+        if self._comes_in_time() or self._task is not None:
             return
         if not retrieval.passage.moving and self._may_take():
             self._task = asyncio.get_running_loop().create_task(self._look())
+
+    def _comes_in_time(self) -> bool:
+        """Whether what has come since the last look is enough to end by the deadline: the rate seen
+        may grow, by as much as recovery hopes for."""
+        retrieval, ledger = self._retrieval, self._retrieval.ledger
+        # What waits for a signed list is here, too.
+        now = ledger.counters.octets if ledger.signed else ledger.counters.verified_octets
+        before, self._seen = self._seen, now
+        if before is None:
+            return True
+        lanes = [ledger.lane(track) for track in ledger.tracks]
+        each_layer = sum(lane.layout.octets * lane.part.wanted for lane in lanes)
+        owed = each_layer * len(ledger.layers) - ledger.counters.verified_octets
+        left = retrieval.deadline_at - asyncio.get_running_loop().time()
+        return may_come(owed, now - before, self._quiet, left)
 
     async def _look(self) -> None:
         try:

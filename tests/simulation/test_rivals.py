@@ -14,7 +14,7 @@ import pytest
 import kvcs
 from kvcs.moqt.names import Location
 from tests.builders import same
-from tests.simulation.finding import Field, fill, play, prefix_of
+from tests.simulation.finding import SCOPE, Field, fill, play, prefix_of
 from tests.simulation.retrievals.means import Saved, tap
 from tests.unit.kv.toy import Toy, toy_publication
 
@@ -35,13 +35,13 @@ class Unfinished(Exception):
 
 @asynccontextmanager
 async def producing(
-    field: Field, toy: Toy, host: str, **options: Any
+    field: Field, toy: Toy, host: str, prefix: kvcs.Prefix = PREFIX, **options: Any
 ) -> AsyncIterator[kvcs.Segment]:
     """A publication with one segment, of which nothing was put yet."""
     with suppress(Unfinished):
         async with (
             field.session(host) as session,
-            kvcs.Publisher(session).publish(PREFIX, **options) as publication,
+            kvcs.Publisher(session).publish(prefix, **options) as publication,
         ):
             segment = await publication.segment()
             yield segment
@@ -141,6 +141,41 @@ def test_one_that_answers_nothing_does_not_keep_us_from_the_next(deterministic: 
                     report = await reading
                     assert isinstance(report, kvcs.CacheReport), report
                 assert answered, "it was asked"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("whole", "deterministic"), [(True, False), (False, True)])
+def test_one_that_brings_too_little_is_as_one_that_stands_still(
+    whole: bool, deterministic: bool
+) -> None:
+    """A layer comes in every span of `quiet`, and that is not enough for all of them."""
+    layers = 128
+    options = {"deterministic": deterministic}
+    good = toy_publication((4,), layers=layers)
+    bad = good if deterministic else toy_publication((4,), layers=layers, seed=5)
+    prefix = kvcs.Prefix(SCOPE, good.descriptor, list(range(16)))
+
+    async def dribble(segment: kvcs.Segment) -> None:
+        for layer in range(layers):
+            await fill(segment, bad, [layer])
+            await asyncio.sleep(0.9 * QUIET)
+
+    async def scenario(field: Field) -> None:
+        async with (
+            producing(field, good, "good", prefix, **options) as segment,
+            producing(field, bad, "bad", prefix, **options) as other,
+            asyncio.TaskGroup() as tasks,
+            field.session("consumer") as session,
+        ):
+            dribbling = tasks.create_task(dribble(other))
+            await asyncio.sleep(QUIET)
+            opening = kvcs.Subscriber(session).open(prefix, deadline=DEADLINE, whole=whole)
+            async with opening as cache:
+                await asyncio.sleep(QUIET)
+                await fill(segment, good)
+                assert [same(layer, good) async for layer in cache] == [True] * layers
+            dribbling.cancel()
 
     play(scenario)
 

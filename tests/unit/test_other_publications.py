@@ -181,7 +181,8 @@ async def test_where_the_first_session_brings_it_no_other_is_watched() -> None:
         is_over=False,
         namespace=OURS,
         sources=[Session("first"), Session("second")],
-        ledger=SimpleNamespace(counters=SimpleNamespace(octets=0)),
+        ledger=toy_publication().ledger(),
+        deadline_at=asyncio.get_running_loop().time() + 60.0,
         passage=SimpleNamespace(moving=False),
         handed_out=False,
     )

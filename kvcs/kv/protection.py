@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from kvcs.errors import KvcsError, ObjectError, UsageError
+from kvcs.errors import KvcsError, UsageError
 from kvcs.kv.memory import new_memory
 from kvcs.moqt.names import FullTrackName, Location
-from kvcs.moqt.wire import NeedMore, Reader, encode_vi64
+from kvcs.moqt.wire import encode_vi64
 
 Octets = bytes | bytearray | memoryview
 
@@ -174,7 +174,7 @@ def sealed_octets(payload_octets: int) -> int:
     return len(encode_vi64(payload_octets)) + payload_octets + TAG_OCTETS
 
 
-class _Aead:
+class TrackAead:
     """AES-GCM under one derived key, made once; it writes where it is told to.
 
     Locations have gone into the associated data before, and so they fit their nonces.
@@ -183,14 +183,16 @@ class _Aead:
         derived: key and salt of the track.
     """
 
-    __slots__ = ("_aead", "_open_into", "_salt", "_seal_into")
+    __slots__ = ("_aead", "_seal_into", "open_into", "salt")
 
     def __init__(self, derived: TrackKey) -> None:
         self._aead = AESGCM(derived.key)
-        self._salt = int.from_bytes(derived.salt)
+        self.salt: Final = int.from_bytes(derived.salt)
+        """What nonces are made from."""
         # Some releases of cryptography cannot.
         self._seal_into: Callable[..., int] | None = getattr(self._aead, "encrypt_into", None)
-        self._open_into: Callable[..., int] | None = getattr(self._aead, "decrypt_into", None)
+        self.open_into: Callable[..., int] | None = getattr(self._aead, "decrypt_into", None)
+        """Opens under a nonce; None in such releases."""
 
     def seal(self, made: bytes, plain: Octets, associated: bytes, into: memoryview) -> None:
         """Seal octets under one of `nonces`; ``into`` has room for the tag behind them."""
@@ -201,18 +203,18 @@ class _Aead:
 
     def nonces(self, group: int, objects: Iterable[int]) -> list[bytes]:
         """Nonces of Objects of one Group."""
-        salted = self._salt ^ group << 32
+        salted = self.salt ^ group << 32
         return [(salted ^ each).to_bytes(NONCE_OCTETS) for each in objects]
 
     def open(
         self, location: Location, sealed: Octets, associated: bytes, into: memoryview | None
     ) -> memoryview:
         """Open sealed octets; raises what `AESGCM` raises where they do not."""
-        made = (self._salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
-        if into is None or self._open_into is None:
+        made = (self.salt ^ (location.group << 32 | location.object)).to_bytes(NONCE_OCTETS)
+        if into is None or self.open_into is None:
             return memoryview(self._aead.decrypt(made, sealed, associated))
         try:
-            self._open_into(made, sealed, associated, into)
+            self.open_into(made, sealed, associated, into)
         except InvalidTag:
             # It is written before the tag is compared, and nobody may see it.
             into[:] = bytes(len(into))
@@ -236,7 +238,7 @@ class Sealer:
         self.properties: Final = object_properties(key.key_id)
         """Object properties that go with every sealed payload."""
         self._immutable = immutable_properties(key.key_id)
-        self._aead = _Aead(derived)
+        self._aead = TrackAead(derived)
         self._last: Location | None = None
         self._blocks = 0
 
@@ -323,7 +325,7 @@ class SealedRun:
 
     __slots__ = ("_aead", "_octets", "_places")
 
-    def __init__(self, aead: _Aead, places: Iterator[tuple[bytes, bytes]], octets: int) -> None:
+    def __init__(self, aead: TrackAead, places: Iterator[tuple[bytes, bytes]], octets: int) -> None:
         self._aead = aead
         self._places = places
         self._octets = octets
@@ -348,133 +350,3 @@ class SealedRun:
         if not made:
             raise UsageError("every Object of the run was sealed")
         self._aead.seal(made, framed, associated, into)
-
-
-class Keys(Protocol):
-    """Finds base keys: a dict by Key ID, or a ring."""
-
-    def get(self, key_id: int, /) -> ProtectionKey | None:
-        """The key of that Key ID."""
-
-
-class Opener:
-    """Opens the Objects of one track.
-
-    Args:
-        keys: the scope's keys by Key ID, current and former ones.
-        name: the track.
-    """
-
-    def __init__(self, keys: Keys, name: FullTrackName) -> None:
-        self._keys = keys
-        self._name = serialized_name(name)
-        self._derived: dict[int, _Aead] = {}
-        self._known: tuple[bytes, int] = (b"", 0)
-        """Immutable properties that were read last, and their Key ID: most often all are alike."""
-        self._frame: tuple[int, bytes] = (-1, b"")
-        """Octets of the last one that was opened and had but a payload, and what stood before."""
-        self.failures = 0
-        """Objects that did not open."""
-
-    def open(
-        self,
-        location: Location,
-        priority: int,
-        immutable: Octets | None,
-        sealed: Octets,
-        into: memoryview | None = None,
-    ) -> memoryview:
-        """Open one payload.
-
-        Args:
-            location: where the Object came.
-            priority: its effective Publisher Priority.
-            immutable: value of its IMMUTABLE_PROPERTIES; None where it has none.
-            sealed: the payload as it came.
-            into: where it is opened, 16 octets shorter than ``sealed`` and apart from it. New
-                memory by default.
-
-        Returns:
-            The payload; it lies in ``into`` where that was given.
-
-        Raises:
-            ObjectError: ``unprotected``: no Key ID; ``key``: an unknown one; ``seal``: it does not
-                open, or what was in it is not framed as it must be. Which of these it was must not
-                be shown to the peer.
-        """
-        try:
-            if immutable is None:
-                raise ObjectError(
-                    "an Object of a protected track is not protected", check="unprotected"
-                )
-            if immutable != self._known[0] or not len(immutable):
-                self._known = (bytes(immutable), read_key_id(immutable))
-            key_id = self._known[1]
-            if location.object > MAX_OBJECT_ID:
-                raise ObjectError(f"Object ID {location.object} does not fit a nonce", check="seal")
-            aead = self._derived.get(key_id) or self._derive(key_id)
-            associated = associated_data(location, priority, immutable)
-            try:
-                plain = aead.open(location, sealed, associated, into)
-            except (InvalidTag, ValueError, OverflowError):
-                raise ObjectError("a sealed Object does not open", check="seal") from None
-            octets, prefix = self._frame
-            if len(plain) == octets and plain[: len(prefix)] == prefix:
-                return plain[len(prefix) :]
-            payload, start = _payload(plain)
-        except ObjectError:
-            self.failures += 1
-            raise
-        if start + len(payload) == len(plain):
-            self._frame = (len(plain), bytes(plain[:start]))
-        return payload
-
-    def _derive(self, key_id: int) -> _Aead:
-        key = self._keys.get(key_id)
-        if key is None:
-            raise ObjectError(f"no key with Key ID {key_id} is known", check="key")
-        made = _Aead(derive(key.suite, key_id, key.base_key, self._name))
-        self._derived[key_id] = made
-        return made
-
-
-def read_key_id(immutable: Octets) -> int:
-    """Read the one Key ID of an Object's immutable properties.
-
-    Raises:
-        ObjectError: ``unprotected``: none, several, or octets that are no properties.
-    """
-    reader, type_, found = Reader(immutable), 0, []
-    try:
-        while reader.remaining:
-            type_ += reader.vi64()
-            if type_ % 2:
-                reader.sub(reader.vi64())
-            else:
-                value = reader.vi64()
-                if type_ == KEY_ID_PROPERTY:
-                    found.append(value)
-    except NeedMore:
-        raise ObjectError("immutable properties end too early", check="unprotected") from None
-    if len(found) != 1:
-        raise ObjectError(f"{len(found)} Key IDs in the place of one", check="unprotected")
-    return found[0]
-
-
-def _payload(plain: memoryview) -> tuple[memoryview, int]:
-    """The payload inside opened octets, and where it starts; a list of encrypted properties behind
-    it is passed over."""
-    reader = Reader(plain)
-    try:
-        octets = reader.vi64()
-        start = reader.pos
-        reader.sub(octets)
-        if reader.remaining:
-            if reader.uint16() != ENCRYPTED_PROPERTIES:
-                raise ObjectError("unknown octets behind a sealed payload", check="seal")
-            reader.sub(reader.vi64())
-    except NeedMore:
-        raise ObjectError("a sealed payload is shorter than it says", check="seal") from None
-    if reader.remaining:
-        raise ObjectError("octets behind the encrypted properties", check="seal")
-    return plain[start : start + octets], start

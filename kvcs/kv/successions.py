@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 
 from kvcs.errors import ObjectError
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane
+from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Row
 from kvcs.kv.payload import DIGEST_OCTETS, HEADER_OCTETS
 from kvcs.kv.slots import Outcome, Slot
 from kvcs.kv.substitutes import Substitutes
@@ -104,35 +104,93 @@ class Successions(Substitutes):
             How it was taken; None where nothing has happened, and those calls have to be made.
         """
         layer, block = location
-        row, length = lane.rows.get(layer), len(payload)
-        if (
-            row is None
-            or not row.places
-            or any(map(len, row.places[1:]))
-            or length != lane.payload_octets
-            or not lane.part.codec.in_place
-            or layer not in self.layers
-            or block >= lane.part.wanted
-            or row.states[block] != OWED
-            or block in row.holders
-        ):
+        row = self.open_row(lane, layer, block, 1)
+        if row is None or len(payload) != lane.payload_octets:
             return None
-        try:
-            announced = lane.check.digest(payload[:HEADER_OCTETS], location, length)
-        except ObjectError:
+        if not self.put_whole(lane, row, location, payload, payload[HEADER_OCTETS:]):
             return None
-        data, listed = payload[HEADER_OCTETS:], row.listed
-        # Before it is copied: it was opened a moment ago, and lies in the processor's cache.
-        digest = hashlib.sha256(data).digest()
-        at, behind = block * DIGEST_OCTETS, (block + 1) * DIGEST_OCTETS
-        if digest != announced or (listed is not None and listed[at:behind] != digest):
-            return None
-        octets = len(data)
-        row.places[0][block * octets : (block + 1) * octets] = data
-        row.digests[at:behind] = digest
-        self.counters.octets += length
-        if listed is None and self.signed:
+        self.counters.octets += len(payload)
+        if row.listed is None and self.signed:
             row.states[block] = WAITING
             return Outcome.WAITING
         self._release(lane, layer, row, block)
         return Outcome.VERIFIED
+
+    def open_row(self, lane: Lane, layer: int, block: int, count: int) -> Row | None:
+        """The row of a layer that whole payloads may be put in, one place for all of Data.
+
+        Args:
+            lane: its track's.
+            layer: the layer.
+            block: the first of those that are to be put.
+            count: how many.
+
+        Returns:
+            The row; None where it is not there yet, or somebody has or fills one of them.
+        """
+        row = lane.rows.get(layer)
+        if (
+            row is None
+            or not row.places
+            or any(map(len, row.places[1:]))
+            or not lane.part.codec.in_place
+            or layer not in self.layers
+            or block + count > lane.part.wanted
+        ):
+            return None
+        if any(row.states[block : block + count]) or (
+            row.holders and any(each in row.holders for each in range(block, block + count))
+        ):
+            return None
+        return row
+
+    @staticmethod
+    def put_whole(
+        lane: Lane, row: Row, location: Location, payload: memoryview, data: memoryview
+    ) -> bool:
+        """Check all of a payload and put its Data in its place, which is owed; nothing is counted.
+
+        Args:
+            lane: its track's.
+            row: of its layer, as `open_row` gives it.
+            location: where it came.
+            payload: the octets that the lane's payloads have.
+            data: those of them behind the header.
+
+        Returns:
+            Whether every check passed; else nothing has happened.
+        """
+        try:
+            announced = lane.check.digest(payload, location, len(payload))
+        except ObjectError:
+            return False
+        # Before it is copied: it was opened a moment ago, and lies in the processor's cache.
+        digest = hashlib.sha256(data).digest()
+        block, octets, listed = location[1], len(data), row.listed
+        at, behind = block * DIGEST_OCTETS, (block + 1) * DIGEST_OCTETS
+        if digest != announced or (listed is not None and listed[at:behind] != digest):
+            return False
+        row.places[0][block * octets : (block + 1) * octets] = data
+        row.digests[at:behind] = digest
+        return True
+
+    def count_whole(self, lane: Lane, row: Row, layer: int, block: int, count: int) -> None:
+        """Count payloads that `put_whole` has put, behind which the layer lacks another one.
+
+        Args:
+            lane: their track's.
+            row: of their layer.
+            layer: the layer.
+            block: the first of them; they follow each other.
+            count: how many.
+        """
+        counters = self.counters
+        assert lane.payload_octets is not None  # else none was put
+        counters.octets += count * lane.payload_octets
+        if row.listed is None and self.signed:
+            row.states[block : block + count] = bytes((WAITING,)) * count
+        else:
+            row.states[block : block + count] = bytes((VERIFIED,)) * count
+            self._verified[layer] += count
+            counters.verified += count
+            counters.verified_octets += count * lane.layout.octets

@@ -14,8 +14,9 @@ from kvcs.errors import ObjectError, UsageError
 from kvcs.kv.holdings import Lane
 from kvcs.kv.ledger import Ledger
 from kvcs.kv.memory import new_memory
+from kvcs.kv.opening import Alike, Keys, Opener
 from kvcs.kv.payload import HEADER_OCTETS, MAX_DATA_OCTETS
-from kvcs.kv.protection import TAG_OCTETS, Keys, Opener, sealed_octets
+from kvcs.kv.protection import TAG_OCTETS, sealed_octets
 from kvcs.kv.slots import Outcome
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import DataTrack
@@ -155,6 +156,67 @@ class Unsealer:
         self.latest = slot
         return slot
 
+    def go_on(
+        self, slot: SealedSlot, first: Location, data: memoryview, stop: int, lead: int, count: int
+    ) -> int:
+        """End one Object and take the next ones of its layer with the same slot.
+
+        It is what `SealedSlot.write`, `SealedSlot.finish` and `begin` do one after the other, where
+        each Object that ends is sealed alike, opens, is verified, and nobody has anything of it.
+        One that is all there in ``data`` is opened from there.
+
+        Args:
+            slot: takes the first Object; from then on the one that began last.
+            first: Location of the second one; all sealed payloads are as long as that of the first.
+            data: octets of all of them.
+            stop: the first Object ends before this position.
+            lead: octets between the end of one and the payload of the next.
+            count: how many begin in ``data``.
+
+        Returns:
+            How many have begun; those before the last of them have ended, and of that one
+            `SealedSlot.received` octets are taken: none where it is all there and has not ended
+            here. Where it is 0, nothing has happened that those calls would not do.
+        """
+        ledger, length, (layer, block) = self.ledger, slot.payload_length, slot.location
+        lane, buffer, alike = slot.lane.lane, slot.buffer, slot.alike
+        count = min(count, lane.part.wanted - 1 - block)
+        if buffer is None or count < 1 or slot.received + stop != length:
+            return 0
+        if alike is None:
+            alike = slot.alike = slot.lane.opener.alike(layer, slot.priority, slot.immutable)
+        # The one that begins last, too: while it lacks, the layer does not become whole.
+        row = ledger.open_row(lane, layer, block, count + 1)
+        if (
+            row is None
+            or alike is None
+            or alike.octets != length - TAG_OCTETS
+            or alike.octets - alike.start != lane.payload_octets
+            or first != (layer, block + 1)
+        ):
+            return 0
+        buffer[slot.received :] = data[:stop]
+        room, size = self.plain(alike.octets), len(data)
+        payload = room[alike.start :]
+        inner = payload[HEADER_OCTETS:]
+        sealed, location, end, begun = buffer, slot.location, stop, 0
+        while alike.open(location[1], sealed, room) and ledger.put_whole(
+            lane, row, location, payload, inner
+        ):
+            begun += 1
+            location = Location(layer, block + begun)
+            begin = end + lead
+            end = begin + length
+            sealed = data[begin:end]
+            if end > size or begun == count:
+                break
+        if begun:
+            ledger.count_whole(lane, row, layer, block, begun)
+            slot.location, slot.received = location, 0
+            if end > size:
+                slot.write(sealed)
+        return begun
+
     def heard_of(self, slot: SealedSlot) -> None:
         """Octets of a slot have come, and before them such of another one."""
         self.latest = slot
@@ -217,15 +279,16 @@ class SealedSlot:
     """
 
     __slots__ = (
-        "_buffer",
-        "_immutable",
-        "_lane",
-        "_priority",
         "_unsealer",
+        "alike",
+        "buffer",
         "displaced",
         "ended",
+        "immutable",
+        "lane",
         "location",
         "payload_length",
+        "priority",
         "received",
     )
 
@@ -238,8 +301,16 @@ class SealedSlot:
         priority: int,
         immutable: bytes | None,
     ) -> None:
+        self.lane = lane
+        """Of the track that carries the Object."""
         self.location = location
         """Its Location."""
+        self.priority = priority
+        """Its effective Publisher Priority."""
+        self.immutable = immutable
+        """Value of its IMMUTABLE_PROPERTIES."""
+        self.buffer: memoryview | None = unsealer.buffer(payload_length)
+        """Where its octets lie until it is opened; none once it has ended."""
         self.payload_length = payload_length
         """Octets of the sealed payload, as announced."""
         self.received = 0
@@ -248,23 +319,21 @@ class SealedSlot:
         """Whether it was finished, abandoned or displaced."""
         self.displaced = False
         """Whether others have its room."""
+        self.alike: Alike | None = None
+        """Opens Objects like it."""
         self._unsealer = unsealer
-        self._lane = lane
-        self._priority = priority
-        self._immutable = immutable
-        self._buffer: memoryview | None = unsealer.buffer(payload_length)
 
     @property
     def track(self) -> DataTrack:
         """Track that carries the Object."""
-        return self._lane.lane.track
+        return self.lane.lane.track
 
     def write(self, octets: Octets) -> None:
         """Take the next octets; what nobody announced is dropped."""
         start = self.received
         stop = self.received = start + len(octets)
-        if self._buffer is not None and stop <= self.payload_length:
-            self._buffer[start:stop] = octets
+        if self.buffer is not None and stop <= self.payload_length:
+            self.buffer[start:stop] = octets
             if self._unsealer.latest is not self:
                 self._unsealer.heard_of(self)
 
@@ -275,11 +344,11 @@ class SealedSlot:
             ObjectError: as `Unsealer.begin`.
         """
         return self._unsealer.begin_on(
-            self._lane,
+            self.lane,
             location,
             self.payload_length,
-            priority=self._priority,
-            immutable=self._immutable,
+            priority=self.priority,
+            immutable=self.immutable,
         )
 
     def finish(self) -> Outcome:
@@ -298,9 +367,9 @@ class SealedSlot:
                 " on their way",
                 check="room",
             )
-        if self.ended or self._buffer is None:
+        if self.ended or self.buffer is None:
             raise UsageError(f"{self.track} {self.location}: the slot has ended")
-        unsealer, lane, sealed = self._unsealer, self._lane, self._buffer
+        unsealer, lane, sealed = self._unsealer, self.lane, self.buffer
         ledger = unsealer.ledger
         self._leave()
         try:
@@ -312,8 +381,8 @@ class SealedSlot:
                 )
             payload = lane.opener.open(
                 self.location,
-                self._priority,
-                self._immutable,
+                self.priority,
+                self.immutable,
                 sealed,
                 unsealer.plain(self.payload_length - TAG_OCTETS),
             )
@@ -350,5 +419,5 @@ class SealedSlot:
 
     def _leave(self) -> None:
         self.ended = True
-        self._buffer = None
+        self.buffer = None
         self._unsealer.leave(self)

@@ -10,7 +10,8 @@ from typing import Final
 
 from kvcs.errors import NotProtected, ObjectError, UsageError
 from kvcs.kv import Ledger
-from kvcs.kv.protection import Opener, read_key_id, sealed_octets
+from kvcs.kv.opening import Opener, read_key_id
+from kvcs.kv.protection import sealed_octets
 from kvcs.kv.protection_keys import ProtectionRing
 from kvcs.kv.unsealing import Unsealer
 from kvcs.moqt.messages import SubscribeOk

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import kvcs
-from kvcs.kv.protection import Opener, Sealer
+from kvcs.kv.opening import Opener
+from kvcs.kv.protection import Sealer
 from kvcs.moqt.names import FullTrackName, Location
 from tests.cli.conftest import BLOCK_TOKENS, Place
 from tests.command import Process, Run

@@ -20,7 +20,7 @@ from kvcs.kv import (
     parse_manifest,
     register,
 )
-from kvcs.kv.protection import Opener as KeyOpener
+from kvcs.kv.opening import Opener as KeyOpener
 from kvcs.kv.protection import (
     ProtectionKey,
     immutable_properties,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from kvcs.kv import Ledger, Outcome
+from kvcs.kv import Ledger, Outcome, Slot
+from kvcs.kv.unsealing import Unsealer
 from kvcs.subscriber.receiver import TrackReceiver
 from tests.property.object_worlds import (
     BLOCKS,
@@ -137,18 +138,26 @@ def test_plain_streams_take_the_short_way(
 def test_sealed_objects_take_their_short_ways(
     fetch: bool, signed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = []
-    take_whole = Ledger.take_whole
+    step_by_step: list[Slot] = []
+    runs: list[int] = []
+    finish, go_on = Ledger.finish, Unsealer.go_on
 
-    def takes_whole(*arguments: Any) -> Outcome | None:
-        outcomes.append(take_whole(*arguments))
-        return outcomes[-1]
+    def finishes(ledger: Ledger, slot: Slot) -> Outcome:
+        step_by_step.append(slot)
+        return finish(ledger, slot)
 
-    monkeypatch.setattr(Ledger, "take_whole", takes_whole)
+    def goes_on(*arguments: Any) -> int:
+        runs.append(go_on(*arguments))
+        return runs[-1]
+
+    monkeypatch.setattr(Ledger, "finish", finishes)
+    monkeypatch.setattr(Unsealer, "go_on", goes_on)
     stream = replace(row(fetch=fetch), with_properties=True)
     world = World("apart", (stream,), (0,), signed, LAYERS if signed else 0, 0, sealed=True)
-    short, parsed = (Consumer(world, short=way).run() for way in (True, False))
+    short = Consumer(world, short=True).run()
     # The first one of a layer finds no memory yet.
-    assert outcomes == [None] + [Outcome.VERIFIED] * (WANTED - 1)
+    assert [slot.location.object for slot in step_by_step] == [0]
+    assert sum(runs) >= 2
+    parsed = Consumer(world, short=False).run()
     assert short.state() == parsed.state()
     assert parsed.failure is None and parsed.ledger.counters.verified == WANTED

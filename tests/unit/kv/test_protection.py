@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kvcs.errors import ObjectError, UsageError
 from kvcs.kv import protection
-from kvcs.kv.protection import CipherSuite, Opener, ProtectionKey, Sealer
+from kvcs.kv.opening import Opener
+from kvcs.kv.protection import CipherSuite, ProtectionKey, Sealer
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.moqt.wire import encode_vi64
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kvcs.kv import HEADER_OCTETS, DataTrack, Descriptor, ProtectionKey
+from kvcs.kv.opening import Opener
 from kvcs.kv.payload import BlockEncoder, build_payload
-from kvcs.kv.protection import Opener, Sealer, immutable_properties
+from kvcs.kv.protection import Sealer, immutable_properties
 from kvcs.kv.tracks import Component
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.publisher.sealing import SegmentSealer

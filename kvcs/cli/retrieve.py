@@ -324,7 +324,7 @@ async def _retrieve(
     async with connect_all(peers, can_do_without=fallback is not None) as sessions:
         subscriber = Subscriber(
             *sessions,
-            settings=SubscriberSettings(patience=patience),
+            settings=SubscriberSettings(patience=patience, held_octets=None),
             keys=keys,
             require_signed=require_signed,
             protection=ring,

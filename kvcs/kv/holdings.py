@@ -396,6 +396,12 @@ class Holdings:
             lane.rows[layer].places = ()  # each has one: the layer is ready
 
     @property
+    def held_octets(self) -> int:
+        """Octets of the layers that are whole and were not dropped."""
+        each = sum(lane.layout.octets * lane.part.wanted for lane in self._lanes.values())
+        return each * (sum(map(self.is_ready, self.layers)) - len(self._dropped))
+
+    @property
     def has_dropped(self) -> bool:
         """Whether any layer was dropped."""
         return bool(self._dropped)

@@ -46,6 +46,17 @@ class KeptLayers:
         self._dropped[reader].add(index)
         self._let_go({index})
 
+    def excess(self, octets: int | None) -> str | None:
+        """Say that the layers which are held take more than so many octets; None where they do not,
+        or where None is the limit."""
+        held = 0 if octets is None else self._ledger.held_octets
+        if octets is None or held <= octets:
+            return None
+        return (
+            f"the layers that are held take {held} octets, the limit is {octets}: drop those that"
+            " were used (Cache.drop), or set SubscriberSettings.held_octets"
+        )
+
     def _let_go(self, indices: set[int]) -> None:
         """Drop those layers that no reader needs."""
         for index in set.intersection(indices, *self._dropped.values()):

@@ -135,9 +135,11 @@ class Retrieval:
         """Whether a new reader would get nothing of it."""
         return self._closed or self._error is not None
 
-    def incomplete(self, reason: str) -> CacheIncomplete:
+    def incomplete(self, reason: str, cause: KvcsError | None = None) -> CacheIncomplete:
         """What a reader gets that waits no longer."""
-        return CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
+        error = CacheIncomplete(reason, self._ledger.missing(), self._ledger.usable_tokens())
+        error.__cause__ = cause
+        return error
 
     @property
     def manifest(self) -> Manifest:
@@ -220,6 +222,8 @@ class Retrieval:
             self.first_at = self.last_at
         if self._may_hand_out():
             self._hand_out(ready)
+        if excess := self.readers.kept.excess(self._settings.held_octets):
+            self.failed(self.incomplete(excess))
         self._check_completion()
 
     def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
@@ -243,9 +247,7 @@ class Retrieval:
         if self._alone.takes_over(error):
             return
         if isinstance(error, ConnectionClosed | RequestError):
-            incomplete = self.incomplete(str(error))
-            incomplete.__cause__ = error
-            error = incomplete
+            error = self.incomplete(str(error), error)
         self._error = error
         # After a contradiction nothing of the publication may be used any more.
         self._error_is_final = isinstance(error, PublicationError) and not isinstance(
@@ -349,9 +351,7 @@ class Retrieval:
 
     def recovery_failed(self, reason: str, cause: KvcsError | None = None) -> None:
         """Recovery used its time up, or nothing is left to try."""
-        incomplete = self.incomplete(reason)
-        incomplete.__cause__ = cause
-        self.failed(incomplete)
+        self.failed(self.incomplete(reason, cause))
 
     # Inner workings
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from kvcs.errors import UsageError
 from kvcs.kv import MAX_DATA_OCTETS, ManifestLimits
 
+GIB = 2**30
+
 MAX_ANCHORS = 8
 """Shorter prefixes that one look-up asks for at most."""
 
@@ -55,6 +57,13 @@ class SubscriberSettings:
     max_data_octets: int = MAX_DATA_OCTETS
     """Largest Data of one Object."""
 
+    held_octets: int | None = 12 * GIB
+    """Layers that one retrieval holds, whole and not dropped, before it fails with
+    `CacheIncomplete`: Objects come as fast as they are verified, whether layers are used or not.
+    By default the 10 GiB of 32,768 tokens of a 70B model (80 layers, 8 KV heads of 128, 16 bits)
+    fit, and a longer context needs `Cache.drop`, or more here. None is no limit: then a retrieval
+    takes what its prefix is long, at most."""
+
     stall: float = 0.3
     """Silence after the last sign of an end before what lacks is fetched again."""
 
@@ -92,6 +101,8 @@ class SubscriberSettings:
         for name in ("max_candidates", "probes_at_once"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.held_octets is not None and self.held_octets < 1:
+            raise UsageError(f"held_octets must be at least 1 or None, not {self.held_octets}")
         if not 0 <= self.probe <= MAX_ANCHORS:
             raise UsageError(f"probe must lie in 0..{MAX_ANCHORS}, not {self.probe}")
         if not 0 <= self.subscriber_priority <= 255:

@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,46 @@ async def test_a_layer_that_is_there_is_given_without_waiting(files: PemFiles, w
             assert cache.layer_now(2) is None
             with pytest.raises(kvcs.UsageError, match="layer 9 was not selected"):
                 cache.layer_now(9)
+
+
+LAYER_OCTETS = TOY.k[0].nbytes + TOY.v[0].nbytes
+
+
+async def test_layers_that_nobody_drops_are_held_up_to_a_limit(files: PemFiles) -> None:
+    settings = replace(QUICK, held_octets=2 * LAYER_OCTETS)
+    async with published(files) as (segment, client):
+        async with kvcs.Subscriber(client, settings=settings).open(PREFIX) as cache:
+            for index in range(3):
+                await put(segment, TOY, [index])
+                assert same(await cache.layer(index), TOY)
+            with pytest.raises(kvcs.CacheIncomplete, match=r"set SubscriberSettings\.held_octets"):
+                await cache.complete()
+            for index in range(3):  # what is there stays
+                assert same(await cache.layer(index), TOY)
+            with pytest.raises(kvcs.CacheIncomplete) as raised:
+                await cache.layer(3)
+            assert {run.layer for run in raised.value.missing} == {3}
+            await put(segment, TOY, [3])  # it is published all the same
+
+
+@pytest.mark.parametrize("limit", [2 * LAYER_OCTETS, None])
+async def test_layers_that_are_dropped_need_no_room(files: PemFiles, limit: int | None) -> None:
+    async with published(files) as (segment, client):
+        settings = replace(QUICK, held_octets=limit)
+        async with kvcs.Subscriber(client, settings=settings).open(PREFIX) as cache:
+            for index in range(4):
+                await put(segment, TOY, [index])
+                assert same(await cache.layer(index), TOY)
+                cache.drop(index)
+            await cache.complete()
+
+
+async def test_a_cache_of_just_the_limit_is_complete(files: PemFiles) -> None:
+    settings = replace(QUICK, held_octets=4 * LAYER_OCTETS)
+    async with published(files) as (segment, client):
+        async with kvcs.Subscriber(client, settings=settings).open(PREFIX) as cache:
+            await put(segment, TOY)
+            assert [same(layer, TOY) async for layer in cache] == [True] * 4
 
 
 async def test_a_layer_stays_until_every_reader_has_dropped_it(files: PemFiles) -> None:

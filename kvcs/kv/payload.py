@@ -259,8 +259,9 @@ class HeaderCheck:
             ObjectError: as `PayloadHeader.unpack` and `check_header`.
         """
         layer, block = location
-        *fields, digest = _CHECKED.unpack_from(octets)
-        if fields != [
+        fields = _CHECKED.unpack_from(octets)
+        digest: bytes = fields[-1]
+        if fields != (
             MAGIC,
             VERSION,
             self._component,
@@ -270,7 +271,8 @@ class HeaderCheck:
             self._tokens,
             self._codec,
             payload_length - HEADER_OCTETS,
-        ]:
+            digest,
+        ):
             check_header(
                 PayloadHeader.unpack(octets),
                 track=self._track,
@@ -280,7 +282,7 @@ class HeaderCheck:
                 payload_length=payload_length,
                 max_data_octets=self._max,
             )
-        return bytes(digest)
+        return digest
 
 
 @dataclass(frozen=True, slots=True)

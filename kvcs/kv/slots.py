@@ -104,6 +104,12 @@ class InPieces:
         """SHA-256 of what was taken."""
         return self.leave().digest()
 
+    def digest_with(self, octets: Octets) -> bytes:
+        """SHA-256 of what was taken and of the next octets; they are not copied."""
+        elsewhere = self.leave()
+        elsewhere.write(octets)
+        return elsewhere.digest()
+
 
 class Keeper(Protocol):
     """What a slot needs of the ledger that made it."""

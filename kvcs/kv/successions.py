@@ -13,9 +13,13 @@ import hashlib
 from kvcs.errors import ObjectError
 from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Row
 from kvcs.kv.payload import DIGEST_OCTETS, HEADER_OCTETS
-from kvcs.kv.slots import Outcome, Slot
+from kvcs.kv.slots import InPieces, Outcome, Slot
 from kvcs.kv.substitutes import Substitutes
 from kvcs.moqt.names import Location
+
+_sha256 = hashlib.sha256
+_location = tuple.__new__
+"""Makes a Location without the call of its own constructor."""
 
 
 class Successions(Substitutes):
@@ -24,69 +28,133 @@ class Successions(Substitutes):
     signed: bool
 
     def go_on(
-        self, slot: Slot, location: Location, data: memoryview, stop: int, start: int
-    ) -> bool:
-        """End one Object and begin the next one of its layer with the same slot.
+        self, slot: Slot, first: Location, data: memoryview, stop: int, lead: int, count: int
+    ) -> int:
+        """End one Object and take the next ones of its layer with the same slot.
 
-        It is what `Slot.write`, `Slot.finish`, `Ledger.begin` and `Slot.write` do one after the
-        other, where the first Object is verified, nobody has anything of the second one, and its
-        header is all there and right.
+        It is what `Slot.write`, `Slot.finish` and `Ledger.begin` do one after the other, where
+        each Object that ends is verified, nobody has anything of those that begin, and their
+        headers are all there and right.
 
         Args:
-            slot: takes the first Object; from then on the second one.
-            location: of the second Object, whose payload is as long as that of the first.
-            data: octets of both.
+            slot: takes the first Object; from then on the one that began last.
+            first: Location of the second one; all payloads are as long as that of the first.
+            data: octets of all of them.
             stop: the first Object ends before this position.
-            start: the second one begins here, and does not end in ``data``.
+            lead: octets between the end of one and the payload of the next.
+            count: how many begin in ``data``.
 
         Returns:
-            Whether it was so; else nothing has happened that those calls would not do.
+            How many have begun; those before the last of them have ended, and of that one
+            `Slot.received` octets are taken. Where it is 0, nothing has happened that those calls
+            would not do.
         """
-        place, row, lane, length = slot.place, slot.row, slot.lane, slot.payload_length
+        row, lane, length = slot.row, slot.lane, slot.payload_length
         layer, block = slot.location
-        after = location.object
-        head, size = start + HEADER_OCTETS, len(data)
+        count = min(count, lane.part.wanted - 1 - block)
         if (
-            place is None
-            or row is None
+            row is None
             or slot.is_aside
+            or (slot.place is None and type(slot.sink) is not InPieces)
             or slot.received + stop != length
             or length != lane.payload_octets
-            or after != block + 1
-            or after >= lane.part.wanted
-            or head > size
+            or first.object != block + 1
+            or row.states[block] != OWED
         ):
-            return False
+            return 0
         states, holders, listed = row.states, row.holders, row.listed
-        if states[block] != OWED or states[after] != OWED or after in holders:
-            return False
-        place[slot.received - HEADER_OCTETS :] = data[:stop]
-        digest = hashlib.sha256(place).digest()
-        at, behind = block * DIGEST_OCTETS, after * DIGEST_OCTETS
-        if digest != slot.digest or (listed is not None and listed[at:behind] != digest):
-            return False
-        try:
-            announced = lane.check.digest(data[start:head], location, length)
-        except ObjectError:
-            return False
-        row.digests[at:behind] = digest
-        counters = self.counters
-        if listed is None and self.signed:
-            states[block] = WAITING
+        for number in range(block + 1, block + 1 + count):
+            if states[number] != OWED or number in holders:
+                count = number - block - 1
+                break
+        if count < 1:
+            return 0
+        digest = self._fill(slot, data[:stop])
+        announced, location, end, size = slot.digest, slot.location, stop, len(data)
+        digests: list[bytes] = []
+        while digest == announced and len(digests) < count:
+            at, begin = block * DIGEST_OCTETS, end + lead
+            head = begin + HEADER_OCTETS
+            if head > size or (listed is not None and listed[at : at + DIGEST_OCTETS] != digest):
+                break
+            following = _location(Location, (layer, block + 1))
+            try:
+                announces = lane.check.digest(data[begin:head], following, length)
+            except ObjectError:
+                break
+            if digests:
+                self._put(slot, block, data[end - length + HEADER_OCTETS : end])
+            elif slot.sink is not None:
+                slot.sink.write(data[:stop])
+            digests.append(digest)
+            location, announced, block, end = following, announces, block + 1, begin + length
+            if end > size:
+                break
+            # Before it is copied: it lies in the processor's cache.
+            digest = _sha256(data[head:end]).digest()
+        if digests:
+            self._ended(slot, location, digests)
+            slot.digest = announced
+            # Of an Object that is all there, but has not ended here, just the header is taken.
+            slot.received = HEADER_OCTETS
+            if end > size:
+                slot.write(data[end - length + HEADER_OCTETS :])
+        return len(digests)
+
+    @staticmethod
+    def _fill(slot: Slot, octets: memoryview) -> bytes:
+        """SHA-256 of a slot's Data, of which these are the last octets.
+
+        They are put in their place where it is one; writing them once more is no harm.
+        """
+        place = slot.place
+        if place is not None:
+            place[slot.received - HEADER_OCTETS :] = octets
+            return _sha256(place).digest()
+        sink = slot.sink
+        assert isinstance(sink, InPieces)  # whoever fills has looked
+        return sink.digest_with(octets)
+
+    def _put(self, slot: Slot, block: int, data: memoryview) -> None:
+        """Copy all Data of a block of a slot's layer to its place."""
+        row, size = slot.row, len(data)
+        assert row is not None  # it has a place
+        if slot.place is not None:
+            row.places[0][block * size : (block + 1) * size] = data
         else:
-            states[block] = VERIFIED
+            InPieces(self._sections(slot.lane, row, slot.location.group, block)).write(data)
+
+    def _ended(self, slot: Slot, location: Location, digests: list[bytes]) -> None:
+        """Count Objects of a slot's layer that are verified, and go on to the one behind them.
+
+        Args:
+            slot: takes the first of them; from then on the one at ``location``.
+            location: right behind the last of them.
+            digests: SHA-256 of the Data of each.
+        """
+        row, lane, count = slot.row, slot.lane, len(digests)
+        assert row is not None  # it has a place
+        layer, after = location
+        block = after - count
+        row.digests[block * DIGEST_OCTETS : after * DIGEST_OCTETS] = b"".join(digests)
+        counters = self.counters
+        if row.listed is None and self.signed:
+            row.states[block:after] = bytes((WAITING,)) * count
+        else:
+            row.states[block:after] = bytes((VERIFIED,)) * count
             # The layer lacks the next Object, so it is not ready.
-            self._verified[layer] += 1
-            counters.verified += 1
-            counters.verified_octets += lane.layout.octets
-        counters.octets += length
-        octets = len(place)
-        slot.place = place = row.places[0][after * octets : (after + 1) * octets]
-        del holders[block]
-        holders[after] = slot
-        slot.location, slot.digest, slot.received = location, announced, size - start
-        place[: size - head] = data[head:]
-        return True
+            self._verified[layer] += count
+            counters.verified += count
+            counters.verified_octets += count * lane.layout.octets
+        counters.octets += count * slot.payload_length
+        del row.holders[block]
+        row.holders[after] = slot
+        slot.location = location
+        if slot.place is not None:
+            octets = len(slot.place)
+            slot.place = row.places[0][after * octets : (after + 1) * octets]
+        else:
+            slot.sink = InPieces(self._sections(lane, row, layer, after))
 
     def take_whole(self, lane: Lane, location: Location, payload: memoryview) -> Outcome | None:
         """Take an Object all of whose octets are there.

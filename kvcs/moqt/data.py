@@ -7,7 +7,7 @@ what is buffered never exceeds one header, a header is looked at again only when
 whole, and the cost is linear in the stream's length whatever the cut.
 
 Nearly every Object of a stream follows the one before it and has the same header, octet by octet.
-`begins_like` finds that by one comparison, so that nothing has to be parsed.
+`run_like` finds that by one comparison for each, so that nothing has to be parsed.
 
 Types, headers, encoders and datagrams are in modules of their own; all are exported here.
 """
@@ -158,41 +158,46 @@ class _ItemParser(ABC):
             return True
         return False
 
-    def begins_like(self, data: bytes) -> int:
-        """Whether octets end the Object on its way and begin one that is like it, without its end.
+    def run_like(self, data: bytes | memoryview) -> tuple[int, int, int]:
+        """Whether octets end the Object on its way and go on with Objects that are like it.
 
         Like it is the Object with the next ID that has the same header otherwise: `feed` would give
-        the items of just that. Nothing is counted before `take_like`.
+        the items of just those. Nothing is counted before `take_run`.
 
         Returns:
-            The position of the first octet of its payload in ``data``; 0 where it is not so.
+            The position in ``data`` behind the Object on its way, the octets of each header, and
+            how many Objects like it begin in ``data``, with one octet of payload at least; 0 where
+            it is not so. Each begins where the one before ends, and the last one may go on behind
+            ``data``.
         """
         like, stop = self._like, self._remaining
-        start = stop + len(like)
-        if (
-            like
-            and stop
-            and 0 < len(data) - start < self._length
-            and data[stop:start] == like
-            and self._object_id < MAX_VI64
-        ):
-            return start
-        return 0
+        lead = len(like)
+        if not lead or not stop:
+            return stop, lead, 0
+        step, last = lead + self._length, len(data) - lead
+        count, at = 0, stop
+        while at < last and data[at : at + lead] == like:
+            count += 1
+            at += step
+        return stop, lead, min(count, MAX_VI64 - self._object_id)
 
-    def take_like(self, start: int, size: int) -> int:
-        """Count an Object that `begins_like` has found.
+    def take_run(self, count: int, size: int) -> int:
+        """Count Objects that `run_like` has found.
 
         Args:
-            start: what `begins_like` has returned.
+            count: how many; 1 or more, and not more than it has found.
             size: length of its ``data``.
 
         Returns:
-            The position in ``data`` behind the Object that has ended.
+            The position in ``data`` behind what belongs to them.
         """
-        stop = self._remaining
-        self._remaining = self._length - (size - start)
-        self._object_id += 1
-        return stop
+        end = self._remaining + count * (len(self._like) + self._length)
+        self._object_id += count
+        if end > size:
+            self._remaining = end - size
+            return size
+        self._remaining = 0
+        return end
 
     def finish(self) -> None:
         """Take the stream's FIN; a reset may cut anywhere and needs no call.
@@ -453,12 +458,12 @@ class FetchParser(_ItemParser):
             items.append(_ENDED)
         return pos
 
-    def take_like(self, start: int, size: int) -> int:
+    def take_run(self, count: int, size: int) -> int:
         """As of every parser."""
-        stop = super().take_like(start, size)
+        end = super().take_run(count, size)
         assert self._prior is not None  # an Object came before
         self._prior = Location(self._prior.group, self._object_id)
-        return stop
+        return end
 
     def _check_flags(self, flags: int) -> None:
         """Refuse an Object that refers to what has not been on the stream."""

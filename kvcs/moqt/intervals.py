@@ -200,11 +200,11 @@ class Runs:
         self.add(number, number)
         return len(self) - before
 
-    def extend(self, number: int) -> bool:
-        """Add a number where it lies right behind the largest one; whether it does."""
+    def extend(self, low: int, high: int) -> bool:
+        """Add ``low`` to ``high`` where they lie right behind the largest one; whether they do."""
         bounds = self._bounds
-        if bounds and bounds[-1] == number - 1:
-            bounds[-1] = number
+        if bounds and bounds[-1] == low - 1:
+            bounds[-1] = high
             return True
         return False
 

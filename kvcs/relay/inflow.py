@@ -65,17 +65,18 @@ class Inflow:
             self._track.too_much(stream, owner, str(exc), now)
         hub.run_soon(now)
 
-    def take_like(
+    def take_run(
         self,
         stream_id: int,
         like: ObjectHeader,
-        location: Location,
-        data: bytes,
+        first: Location,
+        data: bytes | memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        """The end of one Object and the beginning of the next one of its Subgroup."""
-        self.take_items(stream_id, as_items(like, location, data, stop, start))
+        """The end of one Object and the next ones of its Subgroup."""
+        self.take_items(stream_id, as_items(like, first, data, stop, lead, count))
 
 
 def take_items(

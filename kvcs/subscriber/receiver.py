@@ -174,31 +174,40 @@ class TrackReceiver:
             if stream.slot is not None:
                 stream.slot.write(data)
 
-    def take_like(
+    def take_run(
         self,
         stream_id: int,
         like: ObjectHeader,
-        location: Location,
-        data: bytes,
+        first: Location,
+        data: bytes | memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        """The end of one Object and the beginning of the next on one of the track's streams."""
+        """The end of one Object and the next ones like it on one of the track's streams."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
-        slot, octets = stream.slot, memoryview(data)
-        if type(slot) is Slot and self._ledger.go_on(slot, location, octets, stop, start):
-            # No layer became whole: the next Object belongs to it.
-            self.octets += len(data) - (start - stop)
-            self.taken += 1
-            stream.passed = location
-            return
+        slot, octets, begun = stream.slot, memoryview(data), 0
         try:
+            if type(slot) is Slot:
+                begun = self._ledger.go_on(slot, first, octets, stop, lead, count)
+            elif type(slot) is SealedSlot and (unsealer := self._ledger.unsealer) is not None:
+                begun = unsealer.go_on(slot, first, octets, stop, lead, count)
+            if begun and slot is not None:
+                # No layer became whole: the last Object that began belongs to it.
+                stream.passed, length = slot.location, slot.payload_length
+                at = stop + begun * (lead + length) - length + slot.received
+                self.octets += at - begun * lead
+                self.taken += begun
+                if at == len(octets):
+                    return
+                first, count = Location(first.group, first.object + begun), count - begun
+                octets, stop = octets[at:], length - slot.received
             if type(slot) is SealedSlot:
-                self._follow_sealed(stream, slot, location, octets, stop, start)
-            else:
-                self._take_items(stream, as_items(like, location, data, stop, start))
+                self._follow_sealed(stream, slot, first, octets, stop, lead, count)
+                return
+            self._take_items(stream, as_items(like, first, octets, stop, lead, count))
         except PublicationError as exc:
             self._taker.failed(exc)
 
@@ -271,30 +280,30 @@ class TrackReceiver:
         self,
         stream: _Stream,
         slot: SealedSlot,
-        location: Location,
+        first: Location,
         data: memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        """End one sealed Object and begin the next, whose Properties and priority are the same."""
-        unsealer = self._ledger.unsealer
-        if unsealer is not None and unsealer.go_on(slot, location, data, stop, start - stop, 1):
-            # No layer became whole: the next Object belongs to it.
-            self.octets += len(data) - (start - stop)
-            self.taken += 1
-            stream.passed = location
-            return
+        """End one sealed Object and take the next, whose Properties and priority are the same."""
         self.octets += stop
         slot.write(data[:stop])
         self._end(stream)
-        stream.passed = location
-        try:
-            stream.slot = slot.begin_next(location)
-        except ObjectError as exc:
-            self._rejected(exc, location)
-        self.octets += len(data) - start
-        if stream.slot is not None:
-            stream.slot.write(data[start:])
+        for number in range(first.object, first.object + count):
+            start = stop + lead
+            stop = start + slot.payload_length
+            octets, location = data[start:stop], Location(first.group, number)
+            stream.passed = location
+            try:
+                stream.slot = slot.begin_next(location)
+            except ObjectError as exc:
+                self._rejected(exc, location)
+            self.octets += len(octets)
+            if stream.slot is not None:
+                stream.slot.write(octets)
+            if stop <= len(data):
+                self._end(stream)
 
     def _subscribed(self, reply: SubscribeOk) -> None:
         self._default_priority = default_priority(reply)

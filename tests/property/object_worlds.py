@@ -116,7 +116,9 @@ STREAMS = st.builds(
     with_properties=st.booleans(),
     end_of_group=st.booleans(),
     flip=st.none() | st.none() | st.tuples(st.integers(0, 1300), st.integers(1, 255)),
-    cuts=st.lists(st.integers(1, 260) | st.integers(130, 195), min_size=1, max_size=5).map(tuple),
+    cuts=st.lists(
+        st.integers(1, 260) | st.integers(130, 195) | st.integers(300, 1300), min_size=1, max_size=5
+    ).map(tuple),
     end=st.sampled_from(["fin", "fin alone", "reset", "open"]),
 )
 

@@ -435,21 +435,22 @@ def test_a_cache_without_room_in_the_middle_ends_alike_both_ways(parts: int, cut
 def test_plain_streams_come_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is saved by a short way that nobody takes."""
     calls: list[Location] = []
-    take_like = Inflow.take_like
+    take_run = Inflow.take_run
 
     def noted(
         self: Inflow,
         stream_id: int,
         like: ObjectHeader,
-        location: Location,
-        data: bytes,
+        first: Location,
+        data: bytes | memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        calls.append(location)
-        take_like(self, stream_id, like, location, data, stop, start)
+        calls.extend(Location(first.group, first.object + number) for number in range(count))
+        take_run(self, stream_id, like, first, data, stop, lead, count)
 
-    monkeypatch.setattr(Inflow, "take_like", noted)
+    monkeypatch.setattr(Inflow, "take_run", noted)
     relay = Relay(World((row(0),), (), 1 << 40, 1 << 40, past=0, piece=1 << 30)).run()
     assert len(calls) == 5
     assert relay.consumers[0].locations() == [Location(1, number) for number in range(6)]

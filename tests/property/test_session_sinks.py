@@ -41,16 +41,17 @@ class AsEvents:
     def take_payload(self, stream_id: int, data: bytes) -> None:
         self.take_items(stream_id, [ObjectChunk(memoryview(data))])
 
-    def take_like(
+    def take_run(
         self,
         stream_id: int,
         like: ObjectHeader,
-        location: Location,
-        data: bytes,
+        first: Location,
+        data: bytes | memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        self.take_items(stream_id, as_items(like, location, data, stop, start))
+        self.take_items(stream_id, as_items(like, first, data, stop, lead, count))
 
 
 def with_sinks(world: World) -> World:

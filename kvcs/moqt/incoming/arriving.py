@@ -40,34 +40,36 @@ class DataStream:
     """Header of the last Object that was parsed, where nothing but its place has to be checked of
     one that is like it; None where more has."""
 
-    def pass_on(self, sink: ObjectSink, data: bytes) -> bool:
+    def pass_on(self, sink: ObjectSink, data: bytes) -> int:
         """Give octets to a sink the short way, where they are what nearly all are.
 
-        That is payload of the Object on its way; or its end, and the beginning of the next one
-        of its Subgroup, which is like it.
+        That is payload of the Object on its way; or its end, and the next ones of its Subgroup,
+        which are like it.
 
         Args:
             sink: takes them; no event waits that has to come before.
             data: the next octets, not the last ones of the stream.
 
         Returns:
-            Whether it was so; else nothing has happened, and they have to be parsed.
+            How many octets were so; those behind them have to be parsed.
         """
         parser = self.parser
         if parser is None:
-            return False
+            return 0
         size = len(data)
         if parser.pass_over(size):
             sink.take_payload(self.stream_id, data)
-            return True
+            return size
         like, last, expected = self.like, self.last, self.expected
         if like is None or last is None or expected is None:
-            return False
-        start = parser.begins_like(data)
-        object_id = last.object + 1
-        if not start or not expected.rules.take_like(like, object_id):
-            return False
-        stop = parser.take_like(start, size)
-        self.last = last = _location(Location, (like.group_id, object_id))
-        sink.take_like(self.stream_id, like, last, data, stop, start)
-        return True
+            return 0
+        stop, lead, count = parser.run_like(data)
+        first = last.object + 1
+        if not count or not expected.rules.take_run(like, first, last.object + count):
+            return 0
+        end = parser.take_run(count, size)
+        self.last = _location(Location, (like.group_id, last.object + count))
+        first_location = _location(Location, (like.group_id, first))
+        octets = data if end == size else memoryview(data)[:end]
+        sink.take_run(self.stream_id, like, first_location, octets, stop, lead, count)
+        return end

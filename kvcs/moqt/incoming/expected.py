@@ -16,6 +16,9 @@ MAX_SHARED_PLACES = 4096
 one, to give each its own; the oldest are forgotten."""
 
 
+_ENDED = ObjectEnded()
+
+
 class ObjectSink(Protocol):
     """Takes the Objects of a request's streams as they come, without an event for each datagram.
 
@@ -30,24 +33,29 @@ class ObjectSink(Protocol):
     def take_payload(self, stream_id: int, data: bytes) -> None:
         """Octets of the Object that began last on a stream, and not the last ones of it."""
 
-    def take_like(
+    def take_run(
         self,
         stream_id: int,
         like: ObjectHeader,
-        location: Location,
-        data: bytes,
+        first: Location,
+        data: bytes | memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        """The last octets of the Object that began last on a stream, and the first of the next one.
+        """The last octets of the Object that began last on a stream, and the next ones like it.
+
+        Each of them begins where the one before ends.
 
         Args:
             stream_id: the stream.
-            like: header of an Object before, which is that of the next one but for its place.
-            location: of the next Object; it is the one behind the Object that ends.
-            data: the octets as they came.
+            like: header of an Object before, which is that of each of them but for its place.
+            first: Location of the first of them; it is the one behind the Object that ends.
+            data: the octets as they came; a view must be one of single octets.
             stop: the Object ends before this position; it had at least one octet left.
-            start: payload of the next one begins here, and does not end in ``data``.
+            lead: octets of the header in front of each payload.
+            count: how many they are, at least 1; of the last one there is at least one octet of
+                payload in ``data``, and nothing behind it.
         """
 
 
@@ -101,25 +109,33 @@ class Expected:
 
 
 def as_items(
-    like: ObjectHeader, location: Location, data: bytes, stop: int, start: int
+    like: ObjectHeader,
+    first: Location,
+    data: bytes | memoryview,
+    stop: int,
+    lead: int,
+    count: int,
 ) -> list[Item]:
-    """What `ObjectSink.take_like` is told, as the items that a parser would have given."""
-    view = memoryview(data)
-    header = ObjectHeader(
-        location.group,
-        location.object,
-        like.subgroup_id,
-        like.publisher_priority,
-        like.status,
-        like.properties,
-        like.payload_length,
-    )
-    return [
-        ObjectChunk(view[:stop]),
-        ObjectEnded(),
-        ObjectStarted(header),
-        ObjectChunk(view[start:]),
-    ]
+    """What `ObjectSink.take_run` is told, as the items that a parser would have given.
+
+    ``stop`` and ``count`` may be 0 here: an Object that is all there and has not ended, and no
+    other one.
+    """
+    view, size = memoryview(data), len(data)
+    items: list[Item] = [ObjectChunk(view[:stop])] if stop else []
+    items.append(_ENDED)
+    group_id, object_id = first
+    subgroup_id, priority, length = like.subgroup_id, like.publisher_priority, like.payload_length
+    for number in range(object_id, object_id + count):
+        begin = stop + lead
+        stop = begin + length
+        header = ObjectHeader(
+            group_id, number, subgroup_id, priority, like.status, like.properties, length
+        )
+        items += (ObjectStarted(header), ObjectChunk(view[begin:stop]))
+        if stop <= size:
+            items.append(_ENDED)
+    return items
 
 
 class ReceiverHost(Protocol):

@@ -168,8 +168,12 @@ class DataStreams:
         stream = self._streams.get(stream_id)
         if stream is not None and not fin and (expected := stream.expected) is not None:
             sink = expected.sink
-            if sink is not None and not self._host.has_events() and stream.pass_on(sink, data):
-                return True
+            if sink is not None and not self._host.has_events():
+                taken = stream.pass_on(sink, data)
+                if taken:
+                    if taken < len(data):
+                        self._continue(stream, memoryview(data)[taken:])
+                    return True
         if stream is None:
             stream = self._streams[stream_id] = DataStream(stream_id)
         stream.fin = fin

@@ -128,16 +128,17 @@ class TrackRules:
             if header.status is ObjectStatus.END_OF_TRACK:
                 self._end_track(header.location)
 
-    def take_like(self, header: ObjectHeader, object_id: int) -> bool:
-        """Check an Object that is like another of its Subgroup and lies right behind all others.
+    def take_run(self, header: ObjectHeader, first: int, last: int) -> bool:
+        """Check Objects that are like another of their Subgroup and lie right behind all others.
 
-        Nearly every Object is one, of a Group and a Track whose ends nobody has told. For it this
-        does what `check_object` does, with fewer steps. No gap holds it: a gap lies before an
+        Nearly every Object is one, of a Group and a Track whose ends nobody has told. For them this
+        does what `check_object` does, with fewer steps. No gap holds them: a gap lies before an
         Object that was received.
 
         Args:
             header: of the other one, which has passed: NORMAL, and with no gap before it.
-            object_id: the Object's.
+            first: Object ID of the first of them.
+            last: Object ID of the last of them.
 
         Returns:
             Whether it was so; else nothing is remembered, and `check_object` has to say.
@@ -153,13 +154,13 @@ class TrackRules:
                 subgroup_id is not None
                 and group.subgroups.get(subgroup_id) != (header.publisher_priority, None)
             )
-            or not group.runs.extend(object_id)
+            or not group.runs.extend(first, last)
         ):
             return False
         if group_id > self._last_group:
-            self._last_group, self._last_object = group_id, object_id
-        elif group_id == self._last_group and object_id > self._last_object:
-            self._last_object = object_id
+            self._last_group, self._last_object = group_id, last
+        elif group_id == self._last_group and last > self._last_object:
+            self._last_object = last
         return True
 
     def finish_subgroup(

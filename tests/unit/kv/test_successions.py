@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvcs.errors import ObjectError
 from kvcs.kv import HEADER_OCTETS, Component, Ledger, Outcome, Slot
 from kvcs.moqt.names import Location
 from tests.unit.kv.toy import (
     K0,
     PAYLOAD_OCTETS,
     TOY,
+    Toy,
     deliver,
     same_place_other_bytes,
     started,
@@ -44,7 +46,7 @@ def goes_on(
     """Whether it does, with the last octets of one Object and the first of another."""
     data = first[CAME:] + b"##" + second[:came]
     stop = len(first) - CAME
-    return ledger.go_on(slot, at, memoryview(data), stop, stop + 2)
+    return bool(ledger.go_on(slot, at, memoryview(data), stop, 2, 1))
 
 
 def test_a_slot_goes_on_with_the_next_object_of_its_layer() -> None:
@@ -64,6 +66,81 @@ def test_a_slot_goes_on_with_the_next_object_of_its_layer() -> None:
         deliver(ledger, track_v, at, TOY.objects[track_v, at])
     assert ledger.take_ready() == [1]
     assert np.array_equal(ledger.layer(1).k, TOY.k[1])
+
+
+JOINT = toy_publication(components=[Component.KV])
+
+
+def run(toy: Toy, first: int, *, came: int, damaged: int | None = None) -> tuple[bytes, int]:
+    """The end of block ``first`` of layer 1 and all blocks behind it, the last of which has not
+    ended; and where that first one ends."""
+    (track, *_), layer = toy.segments[0], 1
+    count = sum(1 for each, at in toy.objects if each == track and at.group == layer)
+    payloads = [bytearray(toy.objects[track, Location(layer, n)]) for n in range(first, count)]
+    if damaged is not None:
+        payloads[damaged - first][-1] ^= 1
+    data = bytes(payloads[0][CAME:]) + b"".join(b"##" + bytes(each) for each in payloads[1:])
+    return data[: len(data) - len(payloads[-1]) + came], len(payloads[0]) - CAME
+
+
+@pytest.mark.parametrize("toy", [TOY, JOINT], ids=["apart", "joint"])
+@pytest.mark.parametrize("came", [HEADER_OCTETS, HEADER_OCTETS + 20, PAYLOAD_OCTETS - 1])
+def test_a_slot_goes_on_over_a_run_of_objects(toy: Toy, came: int) -> None:
+    ledger, track = toy.ledger(), toy.segments[0][0]
+    payload, last = toy.objects[track, A], toy.objects[track, Location(1, 2)]
+    slot = started(ledger, payload, track=track, at=A)
+    slot.write(payload[:CAME])
+    data, stop = run(toy, 0, came=came)
+    assert ledger.go_on(slot, B, memoryview(data), stop, 2, 2) == 2
+    counters, row = ledger.counters, ledger.lane(track).rows[1]
+    assert counters.verified == 2 and counters.octets == 2 * len(payload)
+    assert ledger.filling == 1 and list(row.holders) == [2]
+    assert slot.location == Location(1, 2) and slot.received == came
+    slot.write(last[came:])
+    assert slot.finish() is Outcome.VERIFIED
+    for (each, at), octets in toy.objects.items():
+        if at.group == 1 and each != track:
+            deliver(ledger, each, at, octets)
+    assert ledger.take_ready() == [1] and not ledger.filling
+    assert np.array_equal(ledger.layer(1).k, toy.k[1])
+    assert np.array_equal(ledger.layer(1).v, toy.v[1])
+
+
+@pytest.mark.parametrize("toy", [TOY, JOINT], ids=["apart", "joint"])
+def test_a_run_stops_in_front_of_an_object_that_fails_and_the_steps_go_on_there(toy: Toy) -> None:
+    ledger, track = toy.ledger(), toy.segments[0][0]
+    payload = toy.objects[track, A]
+    slot = started(ledger, payload, track=track, at=A)
+    slot.write(payload[:CAME])
+    data, stop = run(toy, 0, came=HEADER_OCTETS + 20, damaged=1)
+    assert ledger.go_on(slot, B, memoryview(data), stop, 2, 2) == 1
+    assert ledger.counters.verified == 1
+    assert slot.location == B and slot.received == HEADER_OCTETS
+    begin = stop + 2 + HEADER_OCTETS
+    slot.write(data[begin : stop + 2 + len(payload)])
+    with pytest.raises(ObjectError, match="says"):
+        slot.finish()
+    assert ledger.filling == 0
+    assert deliver(ledger, track, B, toy.objects[track, B]) is Outcome.VERIFIED
+
+
+def test_a_run_stops_where_another_session_brings_one_of_its_objects() -> None:
+    ledger, at = TOY.ledger(), Location(1, 2)
+    other = begun(ledger, TOY.objects[K0, at], at)
+    data, stop = run(TOY, 0, came=HEADER_OCTETS + 20)
+    slot = begun(ledger)
+    assert ledger.go_on(slot, B, memoryview(data), stop, 2, 2) == 1
+    assert slot.location == B and ledger.counters.verified == 1 and ledger.filling == 2
+    other.write(TOY.objects[K0, at][CAME:])
+    assert other.finish() is Outcome.VERIFIED
+
+
+def test_a_run_ends_with_the_selection() -> None:
+    ledger = TOY.ledger(blocks=2)
+    data, stop = run(TOY, 0, came=HEADER_OCTETS + 20)
+    slot = begun(ledger)
+    assert ledger.go_on(slot, B, memoryview(data), stop, 2, 2) == 1
+    assert slot.location == B and slot.received == HEADER_OCTETS
 
 
 def test_it_may_be_given_up_in_the_middle_and_the_first_object_stays() -> None:

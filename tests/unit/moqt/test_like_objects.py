@@ -76,13 +76,13 @@ def in_pieces(parser: Parser, before: list[bytes]) -> tuple[list[tuple[ObjectHea
     compared = 0
     for number, head in enumerate(before[1:], 1):
         piece = octets(number - 1)[CUT:] + head + octets(number)[:CUT]
-        start = parser.begins_like(piece)
-        if start:
-            compared += 1
+        stop, lead, count = parser.run_like(piece)
+        if count:
+            compared += count
             last = objects(items)[-1][0]
-            stop = parser.take_like(start, len(piece))
+            assert parser.take_run(count, len(piece)) == len(piece)
             behind = Location(last.group_id, last.object_id + 1)
-            items += as_items(last, behind, piece, stop, start)
+            items += as_items(last, behind, piece, stop, lead, count)
         else:
             items += parser.feed(piece)
         assert parser.mid_object
@@ -160,8 +160,6 @@ def test_no_object_is_compared_beyond_the_largest_id(
         octets(0)[CUT:] + b"\x00",  # the header is not whole
         octets(0)[CUT:] + b"\x00\x06",  # nothing of the payload
         octets(0)[CUT:] + b"\x00\x07" + octets(1)[:CUT],  # another length
-        octets(0)[CUT:] + b"\x00\x06" + octets(1),  # ends the next one, too
-        octets(0)[CUT:] + b"\x00\x06" + octets(1) + b"\x00\x06" + octets(2)[:CUT],
         octets(0)[CUT + 1 :] + b"\x00\x06" + octets(1)[:CUT],  # one octet further on
         b"",
     ],
@@ -169,15 +167,58 @@ def test_no_object_is_compared_beyond_the_largest_id(
 def test_other_pieces_have_to_be_parsed(piece: bytes) -> None:
     parser = plain()
     parser.feed(b"\x00\x06" + octets(0)[:CUT])
-    assert not parser.begins_like(piece)
+    assert not parser.run_like(piece)[2]
+
+
+REST, HEAD = octets(0)[CUT:], b"\x00\x06"
+
+
+@pytest.mark.parametrize(
+    ("piece", "count", "behind", "mid_object"),
+    [
+        (REST + HEAD + octets(1)[:1], 1, 0, True),
+        (REST + HEAD + octets(1), 1, 0, False),  # ends the next one, too
+        (REST + HEAD + octets(1) + b"\x00", 1, 1, True),  # a header that is not whole
+        (REST + HEAD + octets(1) + HEAD, 1, 2, True),
+        (REST + HEAD + octets(1) + HEAD + octets(2)[:1], 2, 0, True),
+        (REST + (HEAD + octets(1)) * 5, 5, 0, False),
+        (REST + (HEAD + octets(1)) * 5 + b"\x00\x07" + octets(1), 5, 8, True),
+        (REST + HEAD + octets(1) + b"\x01\x06" + octets(2) + HEAD + octets(3), 1, 16, False),
+        (REST + HEAD + octets(1) + b"\x00\x00\x03", 1, 3, False),  # a status Object
+    ],
+)
+def test_several_objects_of_one_piece_are_a_run(
+    piece: bytes, count: int, behind: int, mid_object: bool
+) -> None:
+    """What is behind them is parsed, and all gives the same as if everything was."""
+    parser, parsed = plain(), plain()
+    for one in (parser, parsed):
+        items = one.feed(HEAD + octets(0)[:CUT])
+    before = objects(items)[0][0]
+    stop, lead, found = parser.run_like(piece)
+    assert (stop, lead, found) == (len(REST), len(HEAD), count)
+    end = parser.take_run(count, len(piece))
+    assert end == len(piece) - behind
+    items = as_items(before, Location(7, 1), piece[:end], stop, lead, count)
+    items += parser.feed(piece[end:])
+    assert items == parsed.feed(piece)
+    assert parser.mid_object == parsed.mid_object == mid_object
+    # What comes next is parsed alike, too.
+    assert parser.feed(b"\x06" * 8) == parsed.feed(b"\x06" * 8)
+
+
+def test_a_run_ends_at_the_largest_id() -> None:
+    parser = plain()
+    parser.feed(encode_vi64(MAX_VI64 - 3) + b"\x06" + octets(0) + HEAD + octets(1)[:CUT])
+    assert parser.run_like(octets(1)[CUT:] + (HEAD + octets(2)) * 5)[2] == 2
 
 
 def test_not_between_objects_nor_behind_an_empty_one() -> None:
     parser = plain()
     parser.feed(b"\x00\x06" + octets(0))
-    assert not parser.begins_like(b"\x00\x06" + octets(1)[:CUT])
+    assert not parser.run_like(b"\x00\x06" + octets(1)[:CUT])[2]
     parser.feed(bytes.fromhex("00 00 00"))  # NORMAL, without a payload
-    assert not parser.begins_like(bytes.fromhex("00 00 00"))
+    assert not parser.run_like(bytes.fromhex("00 00 00"))[2]
 
 
 # ------------------------------------------------------------------------- the rules of a Track
@@ -204,7 +245,7 @@ def checked(*headers: ObjectHeader) -> TrackRules:
 @pytest.mark.parametrize("subgroup", [0, 3, None])
 def test_a_like_object_is_held_against_what_follows_as_any_other(subgroup: int | None) -> None:
     track, same = checked(header(0, subgroup=subgroup)), checked(header(0, subgroup=subgroup))
-    assert track.take_like(header(0, subgroup=subgroup), 1)
+    assert track.take_run(header(0, subgroup=subgroup), 1, 1)
     same.check_object(header(1, subgroup=subgroup))
     assert track.entries == same.entries
     for one in (track, same):
@@ -239,17 +280,32 @@ def test_where_more_is_known_every_check_is_made(before: Callable[[TrackRules], 
     track = checked(header(0), header(1))
     before(track)
     entries = track.entries
-    assert not track.take_like(header(1), 2)
+    assert not track.take_run(header(1), 2, 2)
     assert track.entries == entries
 
 
 def test_not_without_its_group_its_subgroup_or_its_priority_nor_out_of_order() -> None:
     track = checked(header(0))
-    assert not track.take_like(header(0, group=1), 1)
-    assert not track.take_like(header(0, subgroup=1), 1)
-    assert not track.take_like(header(0, priority=1), 1)
-    assert not track.take_like(header(0, priority=None), 1)
-    assert not track.take_like(header(0), 2)
-    assert not track.take_like(header(0), 0)
-    assert track.take_like(header(0), 1)
-    assert not track.take_like(header(0), 1)
+    assert not track.take_run(header(0, group=1), 1, 1)
+    assert not track.take_run(header(0, subgroup=1), 1, 1)
+    assert not track.take_run(header(0, priority=1), 1, 1)
+    assert not track.take_run(header(0, priority=None), 1, 1)
+    assert not track.take_run(header(0), 2, 2)
+    assert not track.take_run(header(0), 0, 0)
+    assert track.take_run(header(0), 1, 1)
+    assert not track.take_run(header(0), 1, 1)
+
+
+@pytest.mark.parametrize("subgroup", [0, None])
+def test_a_run_is_held_against_what_follows_as_its_objects_are(subgroup: int | None) -> None:
+    track, same = checked(header(0, subgroup=subgroup)), checked(header(0, subgroup=subgroup))
+    assert track.take_run(header(0, subgroup=subgroup), 1, 5)
+    for object_id in range(1, 6):
+        same.check_object(header(object_id, subgroup=subgroup))
+    assert track.entries == same.entries and track._last == same._last == Location(0, 5)
+    for one in (track, same):
+        with pytest.raises(MalformedTrack, match="ends at 5, but Object 5 exists"):
+            one.check_object(header(5, subgroup=9, status=ObjectStatus.END_OF_GROUP))
+        one.finish_subgroup(0, 3, 5, end_of_group=True)
+        with pytest.raises(MalformedTrack, match="beyond its Group's last Object, 5"):
+            one.check_object(header(6, subgroup=subgroup))

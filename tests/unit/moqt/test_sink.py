@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.whole: dict[Location, bytes] = {}
-        self.payload_calls = self.like_calls = 0
+        self.payload_calls = self.run_calls = 0
         self.on_start: Callable[[Location], None] | None = None
         self._current: dict[int, tuple[Location, bytearray]] = {}
 
@@ -58,17 +58,18 @@ class Recorder:
         if stream_id in self._current:
             self._current[stream_id][1].extend(data)
 
-    def take_like(
+    def take_run(
         self,
         stream_id: int,
         like: ObjectHeader,
-        location: Location,
-        data: bytes,
+        first: Location,
+        data: bytes | memoryview,
         stop: int,
-        start: int,
+        lead: int,
+        count: int,
     ) -> None:
-        self.like_calls += 1
-        self.take_items(stream_id, as_items(like, location, data, stop, start))
+        self.run_calls += 1
+        self.take_items(stream_id, as_items(like, first, data, stop, lead, count))
 
 
 def followed(piece: int) -> tuple[SessionPair, Recorder, int]:
@@ -100,7 +101,7 @@ def test_a_sink_and_events_share_out_what_comes(piece: int) -> None:
     assert in_events == ([] if piece == 1 else [Location(1, 0)])
     assert (sink.payload_calls > 0) == (piece < OCTETS)
     # A piece that ends one Object and begins the next, with all of the header in between.
-    assert (sink.like_calls > 0) == (piece in (17, OCTETS))
+    assert (sink.run_calls > 0) == (piece in (17, OCTETS))
     assert len(pair.client.of(DataStreamOpened)) == 1
     assert [event.reset_code for event in pair.client.of(DataStreamEnded)] == [None]
 
@@ -114,7 +115,7 @@ def test_what_comes_while_events_wait_is_an_event_behind_them() -> None:
     core.receive_stream_data(stream, bytes((0, OCTETS)) + bytes(5), False, 0.0)
     core.receive_stream_data(stream, bytes(6), False, 0.0)
     core.receive_stream_data(stream, bytes(OCTETS - 11) + bytes((0, OCTETS)) + bytes(5), False, 0.0)
-    assert not sink.payload_calls and not sink.like_calls
+    assert not sink.payload_calls and not sink.run_calls
     pair.client.drain_events()
     assert heard == [DataStreamEnded, ObjectsReceived, ObjectsReceived, ObjectsReceived]
     core.receive_stream_data(stream, bytes(7), False, 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from kvcs.moqt.names import TrackNamespace
 
 Buffer = bytes | bytearray | memoryview
 
@@ -24,6 +26,32 @@ class SendCredit(Protocol):
         """Bidirectional streams that may be opened."""
 
 
+class SendKey(NamedTuple):
+    """Place of a request's next Object in the order; smaller goes first (MOQT §5.1)."""
+
+    subscriber_priority: int
+    publisher_priority: int
+    order_differs: bool
+    """Whether a fill's Group Order differs from its subscription's: such a fill goes last."""
+    group_rank: int
+    is_live: bool
+    is_stream: bool
+    """False for a datagram, which goes before the Subgroups of its Group."""
+    position: int
+    """Subgroup ID, or Object ID of a datagram."""
+
+
+class Rank(NamedTuple):
+    """Where the octets of a stream stand among those of others that wait below the session.
+
+    The lower Subscriber Priority goes first, then the lower Publisher Priority. Families of equal
+    priorities take turns; within one the lower key goes first, and equals take turns.
+    """
+
+    family: TrackNamespace
+    key: SendKey
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Queue octets on a stream; the first for an ID opens it."""
@@ -31,6 +59,16 @@ class Send:
     stream_id: int
     data: tuple[Buffer, ...]
     fin: bool = False
+    rank: Rank | None = field(default=None, compare=False)
+    """Where all octets of the stream stand from now on; None where that has not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prioritize:
+    """Say where the octets of an open stream stand from now on: its priority was changed."""
+
+    stream_id: int
+    rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +102,4 @@ class CloseSession:
     reason: str
 
 
-Action = Send | ResetStream | StopSending | SendDatagram | CloseSession
+Action = Send | Prioritize | ResetStream | StopSending | SendDatagram | CloseSession

@@ -23,6 +23,8 @@ from kvcs.errors import SessionError
 from kvcs.moqt.actions import (
     Action,
     CloseSession,
+    Prioritize,
+    Rank,
     ResetStream,
     Send,
     SendCredit,
@@ -339,6 +341,14 @@ class Session:
         """What has a stream of ours open for Objects."""
         return list(self._senders.values())
 
+    def rank_again(self, sender: ObjectSender) -> None:
+        """What a sender has handed over stands elsewhere now: its request's priority changed."""
+        if sender.stream_id is not None and not sender.closed:
+            key = sender.key()
+            if key != sender.told:
+                sender.told = key
+                self.act(Prioritize(sender.stream_id, Rank(sender.family, key)))
+
     def close_sender(self, sender: ObjectSender, code: int | None) -> None:
         """End a sender's stream: with a reset where ``code`` is given."""
         if sender.stream_id is not None:
@@ -426,6 +436,7 @@ class Session:
             if room <= 0:
                 self.scheduler.block(sender)
                 return None
+        key = sender.key()  # of what comes now; it may stand elsewhere afterwards
         piece = sender.next_piece(room, now)
         if piece is None:
             if sender.has_more:
@@ -443,7 +454,11 @@ class Session:
             self._senders[sender.stream_id] = sender
             if sender.on_opened is not None:
                 sender.on_opened()
-        action: Action = Send(sender.stream_id, tuple(piece.data), piece.fin)
+        rank = None
+        if key != sender.told:
+            sender.told = key
+            rank = Rank(sender.family, key)
+        action: Action = Send(sender.stream_id, tuple(piece.data), piece.fin, rank)
         if piece.reset is not None:
             reset = ResetStream(sender.stream_id, piece.reset)
             if piece.data:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import events
-from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
+from kvcs.moqt.actions import (
+    CloseSession,
+    Prioritize,
+    ResetStream,
+    Send,
+    SendDatagram,
+    StopSending,
+)
 from kvcs.moqt.errors import SessionCode
 from kvcs.moqt.incoming.expected import ObjectSink
 from kvcs.moqt.limits import Limit, LimitCounters
@@ -345,6 +352,8 @@ class Connection(Tenure):
         while (action := core.next_action(transport, now)) is not None:
             if type(action) is Send:
                 self._send(action)
+            elif isinstance(action, Prioritize):
+                transport.rank(action.stream_id, action.rank)
             elif isinstance(action, ResetStream):
                 transport.reset(action.stream_id, action.code)
             elif isinstance(action, StopSending):
@@ -358,6 +367,8 @@ class Connection(Tenure):
         transport = self.transport
         if action.stream_id & 2:
             self._stream_wait.sent(action.stream_id)
+        if action.rank is not None:
+            transport.rank(action.stream_id, action.rank)
         transport.send_all(action.stream_id, action.data, action.fin)
 
     def _arm(self) -> None:

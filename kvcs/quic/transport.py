@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvcs.moqt.actions import Rank
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -74,6 +76,12 @@ class Transport(Protocol):
         """Queue octets that lie in several places, as one `send` of all of them would.
 
         They are not copied: they must not change until the peer has acknowledged them.
+        """
+
+    def rank(self, stream_id: int, rank: Rank) -> None:
+        """Let what waits of a stream, and what follows, leave in that place among other streams'.
+
+        For a stream that is not open yet it holds where the next octets sent are its first ones.
         """
 
     def reset(self, stream_id: int, code: int) -> None:

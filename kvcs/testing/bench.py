@@ -149,7 +149,7 @@ class Bench:
                 self.stops[action.stream_id] = action.code
             elif isinstance(action, SendDatagram):
                 self.datagrams.append(action.data)
-            else:
+            elif isinstance(action, CloseSession):
                 self.close = action
 
     # What came of it

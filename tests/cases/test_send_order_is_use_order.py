@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvcs
@@ -124,6 +125,69 @@ async def test_a_late_consumer_of_some_layers_gets_them_in_order(files: PemFiles
                     sent.release()
                     assert all([same(layer, toy) async for layer in cache])
                 assert in_use_order(sent, layers)
+
+
+async def test_what_waits_below_the_session_leaves_in_order_too(files: PemFiles) -> None:
+    """The session hands over megabytes at once; on the wire one layer follows the other."""
+    descriptor = kvcs.Descriptor(
+        model="order",
+        weights=kvcs.UNPINNED,
+        layers=4,
+        kv_heads=4,
+        head_dim=64,
+        dtype="float32",
+        block_tokens=64,
+    )
+    tokens = 4 * descriptor.block_tokens
+    prefix = kvcs.Prefix(kvcs.Scope(key=bytes(32)), descriptor, range(tokens))
+    layer = np.zeros((tokens, 4, 64), np.float32)
+    wire = Wire()
+    async with serving(files) as server, joined(server, files, wire) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            async with kvcs.Subscriber(client, settings=QUICK).open(prefix) as cache:
+                await wire.until(lambda: len(wire.of(RequestAccepted)) == 4)
+                (connection,) = server.connections
+                sent = Sent(connection)
+                sent.hold()
+                frames, reached = _frames(connection)
+                segment = await publication.segment()
+                for index in range(4):
+                    await segment.put(index, layer, layer)
+                sent.release()
+                assert [each.index async for each in cache] == [0, 1, 2, 3]
+            layers: dict[int, int] = {}
+            for stream_id, (_, parser) in sent._parsers.items():
+                if reached.get(stream_id, 0) > layer.nbytes:  # not the manifest's
+                    assert isinstance(parser, SubgroupParser)
+                    layers[stream_id] = parser.header.group_id
+    order = [layers[stream_id] for stream_id in frames if stream_id in layers]
+    assert len(layers) == 8 and len(order) > 16 and order == sorted(order)
+    of_first = [stream_id for stream_id in frames if layers.get(stream_id) == 0]
+    assert len(set(of_first[:6])) == 2, "K and V of a layer have turns"
+
+
+def _frames(connection: Connection) -> tuple[list[int], dict[int, int]]:
+    """Streams of Objects in the order in which their octets first leave, and how far each came.
+
+    Both go on to grow.
+    """
+    transport: Any = connection.transport
+    quic = transport._quic
+    streams: list[int] = []
+    reached: dict[int, int] = {}
+    register = quic._register
+
+    def noting(filling: Any, now: float) -> None:
+        for number in sorted(filling.sent):
+            for sender, start, stop, _ in getattr(filling.sent[number], "frames", ()):
+                stream_id = sender._stream_id
+                if start >= reached.get(stream_id, 0):
+                    streams.append(stream_id)
+                    reached[stream_id] = stop
+        register(filling, now)
+
+    quic._register = noting
+    return streams, reached
 
 
 def test_priorities_spread_over_half_the_range_and_never_beyond() -> None:

@@ -43,7 +43,7 @@ steps = st.lists(
         st.tuples(st.just("requeue"), st.integers(0, 7), keys),
         st.tuples(st.sampled_from(["remove"]), st.integers(0, 7), st.none()),
         st.tuples(
-            st.sampled_from(["pick", "block", "park", "unblock", "unpark"]),
+            st.sampled_from(["pick", "put_back", "block", "park", "unblock", "unpark"]),
             st.just(0),
             st.none(),
         ),
@@ -83,12 +83,17 @@ def test_every_pick_is_the_first_of_its_family_in_the_best_level(
             ready |= aside[step[2:]]
             aside[step[2:]].clear()
             getattr(scheduler, step)()
-        elif step in ("pick", "block", "park"):
+        elif step in ("pick", "put_back", "block", "park"):
             picked = scheduler.pick()
             assert (picked is None) == (not ready)
             if picked is not None:
                 assert isinstance(picked, Item)
                 check_first(picked, ready)
+                if step == "put_back":
+                    scheduler.put_back(picked)
+                    assert scheduler.pick() is picked, "its turn goes on"
+                    scheduler.put_back(picked)
+                    continue
                 ready.remove(picked)
                 if step != "pick":
                     aside[step].add(picked)

@@ -223,6 +223,7 @@ class Deliveries:
     def reschedule(self, sendable: ObjectSender) -> None:
         """The place of ``sendable`` in the order has changed."""
         self._session.scheduler.requeue(sendable)
+        self._session.rank_again(sendable)
 
     def unschedule(self, sendable: ObjectSender) -> None:
         """``sendable`` will send nothing more."""

@@ -41,8 +41,7 @@ will follow, False when nobody can tell."""
 class ObjectSender(ABC):
     """Common part: one data stream towards the peer."""
 
-    needs_stream = True
-    """Whether it opens a stream, for which there has to be credit."""
+    needs_stream = True  # whether it opens a stream, for which there has to be credit
 
     def __init__(self, host: Host, track: Track, subscriber_priority: int) -> None:
         self.host = host
@@ -52,6 +51,7 @@ class ObjectSender(ABC):
         self.subscriber_priority = subscriber_priority
         self.stream_id: int | None = None
         """Set by the session when the first piece goes out."""
+        self.told: SendKey | None = None  # where the stream stands, as the shell knows
         self.closed = False
         """Whether the stream has ended or will never be opened."""
         self.may_reopen = True

@@ -15,24 +15,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from kvcs.moqt.actions import SendKey
 from kvcs.moqt.names import GroupOrder, TrackNamespace
 
-
-class SendKey(NamedTuple):
-    """Place of a request's next Object in the order; smaller goes first."""
-
-    subscriber_priority: int
-    publisher_priority: int
-    order_differs: bool
-    """Whether a fill's Group Order differs from its subscription's: such a fill goes last."""
-    group_rank: int
-    is_live: bool
-    is_stream: bool
-    """False for a datagram, which goes before the Subgroups of its Group."""
-    position: int
-    """Subgroup ID, or Object ID of a datagram."""
+__all__ = ["Scheduler", "SendKey", "Sendable", "send_key"]
 
 
 def send_key(
@@ -104,7 +92,7 @@ class Scheduler:
     def __init__(self) -> None:
         self._levels: dict[tuple[int, int], _Families] = {}
         self._order: list[tuple[int, int]] = []
-        self._serial = 0
+        self._serial = self._front = 0
         self._blocked: list[tuple[int, Sendable]] = []
         self._parked: list[tuple[int, Sendable]] = []
         self._live = 0
@@ -118,6 +106,12 @@ class Scheduler:
         """Queue ``sendable`` by its current key; a sendable that is queued already stays once."""
         if not sendable.queued:
             self._push(sendable)
+
+    def put_back(self, sendable: Sendable) -> None:
+        """Queue a sendable that was picked and has not used its turn: it goes before its equals."""
+        self._front -= 1
+        families = self._push(sendable, self._front)
+        families.move_to_end(sendable.family, last=False)
 
     def requeue(self, sendable: Sendable) -> None:
         """Queue ``sendable`` anew because its key changed."""
@@ -183,17 +177,19 @@ class Scheduler:
                 return sendable
         return None
 
-    def _number(self, sendable: Sendable) -> int:
+    def _number(self, sendable: Sendable, serial: int | None = None) -> int:
         """Give ``sendable`` a new number, for an entry that is about to be made."""
         if not sendable.queued:
             self._live += 1
-        self._serial += 1
+        if serial is None:
+            self._serial += 1
+            serial = self._serial
         self._entries += 1
-        sendable.queued = self._serial
-        return self._serial
+        sendable.queued = serial
+        return serial
 
-    def _push(self, sendable: Sendable) -> None:
-        serial = self._number(sendable)
+    def _push(self, sendable: Sendable, serial: int | None = None) -> _Families:
+        serial = self._number(sendable, serial)
         key = sendable.key()
         level = (key.subscriber_priority, key.publisher_priority)
         families = self._levels.get(level)
@@ -203,6 +199,7 @@ class Scheduler:
         heap = families.setdefault(sendable.family, [])
         # The serial grows with every push: among equals, who was served longest ago goes first.
         heappush(heap, (key[2:], serial, sendable))
+        return families
 
     def _bring_back(self, aside: list[tuple[int, Sendable]]) -> None:
         self._entries -= len(aside)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+from kvcs.moqt.actions import Rank
 from kvcs.quic.aioquic_backend.driver import ConnectionDriver, Phase
 from kvcs.quic.aioquic_backend.ports import Clock, Owner, Sizes, Wire
 from kvcs.quic.aioquic_backend.private.connection import Connection
@@ -121,6 +122,17 @@ class AioquicTransport(ConnectionDriver):
             self._quic.write(stream_id, parts, fin)
             if self._quic.held > self._budget.highest + self._settings.control_backlog:
                 self.end(CONTROL_MESSAGE_TIMEOUT, "control messages are not taken")
+
+    def rank(self, stream_id: int, rank: Rank) -> None:
+        """Let what waits of a stream of ours, and what follows, leave in that place among others.
+
+        A stream of Objects goes while it has octets that may leave, before all that stand behind
+        it; equals take turns. Octets that are to be sent again count like new ones. Control and
+        request streams go before all of them whatever is said here. For a stream that is not open
+        yet it holds where the next octets sent are its first ones.
+        """
+        if self._phase is Phase.OPEN:
+            self._quic.rank(stream_id, rank)
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our sending direction early; quiet when it has ended already.

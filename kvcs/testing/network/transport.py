@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvcs.errors import UsageError
+from kvcs.moqt.actions import Rank
 from kvcs.moqt.errors import SessionCode
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.transport import Buffer, ReceiverFactory, TransportReceiver, TransportStats
@@ -176,6 +177,9 @@ class ModelTransport(ModelConnection):
     def send_all(self, stream_id: int, parts: Sequence[Buffer], fin: bool) -> None:
         """See `Transport`."""
         self.send(stream_id, b"".join(parts), fin)
+
+    def rank(self, stream_id: int, rank: Rank) -> None:
+        """See `Transport`; here streams leave in the order in which they were written to."""
 
     def reset(self, stream_id: int, code: int) -> None:
         """See `Transport`."""

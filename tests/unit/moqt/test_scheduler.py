@@ -280,3 +280,31 @@ def test_requeues_leave_nothing_behind() -> None:
         STALE_ENTRIES + 2
     )
     assert drain(scheduler) == ["one"]
+
+
+def test_what_is_put_back_goes_before_its_equals_and_behind_what_is_first() -> None:
+    scheduler = Scheduler()
+    one, two, other = item("one"), item("two"), item("other", family=b"b")
+    fill(scheduler, one, two, other)
+    assert scheduler.pick() is one
+    scheduler.put_back(one)
+    assert scheduler.pick() is one, "its turn is not over"
+    scheduler.put_back(one)
+    urgent = item("urgent", key(subscriber=1))
+    scheduler.ready(urgent)
+    assert [scheduler.pick() for _ in range(4)] == [urgent, one, other, two]
+    assert scheduler.pick() is None and len(scheduler) == 0
+
+
+def test_what_is_put_back_may_be_removed_or_change_its_place() -> None:
+    scheduler = Scheduler()
+    one, two = item("one"), item("two")
+    fill(scheduler, one, two)
+    assert scheduler.pick() is one
+    scheduler.put_back(one)
+    one.keys = [key(group=9)]
+    scheduler.requeue(one)
+    assert scheduler.pick() is two
+    scheduler.put_back(two)
+    scheduler.remove(two)
+    assert [scheduler.pick(), scheduler.pick()] == [one, None]

@@ -121,5 +121,5 @@ def test_every_stream_arrives_whatever_is_lost(seed: int) -> None:
     pair.clock.run_until(lambda: client.unacknowledged() == 0)
     pair.clock.run_for(0.5)
     quic = pair.client.quic
-    assert not quic._waiting and not quic._served
+    assert not quic._waiting and not quic._ranked
     assert Counter(quic._parked) + Counter(s.stream_id for s in quic._streams_queue) == Counter([2])

@@ -10,8 +10,8 @@ import pytest
 
 from kvcs.quic.aioquic_backend import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings, udp
 from kvcs.quic.aioquic_backend.private.congestion import BLACK_HOLE_LOSSES
+from kvcs.quic.aioquic_backend.private.filling import TURN_OCTETS
 from kvcs.quic.aioquic_backend.private.packets import BURST_OCTETS, BURST_PACKETS
-from kvcs.quic.aioquic_backend.private.queue import SERVED
 from kvcs.quic.aioquic_backend.prober import MAX_FALLS, RAISE_INTERVAL
 from kvcs.quic.aioquic_backend.resets import LONGEST_RESET
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
@@ -61,5 +61,5 @@ def test_numbers_are_those_of_the_code(said: str) -> None:
 def test_numbers_in_words_are_those_of_the_code() -> None:
     assert BLACK_HOLE_LOSSES == MAX_FALLS == 3 and "after three losses in a row" in PAGE
     assert RAISE_INTERVAL == 600 and "every ten minutes" in PAGE
-    assert SERVED == 4 and "filled from four streams" in PAGE
+    assert TURN_OCTETS == 64 * 1024 and "take turns of 64 KiB" in PAGE
     assert LONG_SECONDS == 1 and "opened for a second" in PAGE

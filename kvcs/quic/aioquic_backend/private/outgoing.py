@@ -6,8 +6,6 @@ asked once for each transmission; then the streams of Objects fill packets of th
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
 from typing import Final, cast
 
 # The library gives it here and does not say so, as strict typing asks.
@@ -20,14 +18,15 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
-from kvcs.quic.aioquic_backend.private.filling import Acknowledgement, Filling
+from kvcs.quic.aioquic_backend.private.filling import TURN_OCTETS, Acknowledgement, Filling
 from kvcs.quic.aioquic_backend.private.flights import Flight
 from kvcs.quic.aioquic_backend.private.incoming import IncomingConnection
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer
 from kvcs.quic.aioquic_backend.private.queue import (
-    WatchedSender,
-    carries_objects,
+    SERVED,
+    RankedStream,
     is_idle,
+    is_plain,
     stream_key,
 )
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
@@ -66,29 +65,49 @@ class OutgoingConnection(IncomingConnection):
         if self._handshake_confirmed:
             # Before a way is taken: the library alone updates keys, with the next packet it seals.
             self._count_under(self._cryptos[Epoch.ONE_RTT])
+        self._put_plain_in_order()
         if not self._objects_go_apart():
-            return super().datagrams_to_send(now)
-        objects: list[QuicStream] = []
-        others: list[QuicStream] = []
-        for stream in self._active:
-            (objects if _is_plain(stream) else others).append(stream)
+            return self._filled_by_library(now)
         datagrams: list[tuple[bytes, NetworkAddress]] = []
-        if others or self._frames_are_due(now):
-            # Those that wait come up as others are through.
-            soon = [*objects, *islice(self._waiting.values(), MANY)]
-            if len(self._waiting) < MANY and _octets(soon) < LITTLE:
-                return super().datagrams_to_send(now)
-            self._active = others
-            try:
-                datagrams = super().datagrams_to_send(now)
-            finally:
-                self._active = objects + self._active
+        if self._active or self._frames_are_due(now):
+            if len(self._waiting) < MANY and self._waiting_octets() < LITTLE:
+                return self._filled_by_library(now)
+            datagrams = super().datagrams_to_send(now)
         else:
             self._pacing_at = None
         ack_at = self._spaces[Epoch.ONE_RTT].ack_at
-        if self._active or (ack_at is not None and ack_at <= now):
+        if self._waiting or (ack_at is not None and ack_at <= now):
             datagrams += self._fill(now)
         return datagrams
+
+    def _put_plain_in_order(self) -> None:
+        """Streams of Objects that the library was to look at wait in their places again."""
+        if not self._active:
+            return
+        others: list[QuicStream] = []
+        for stream in self._active:
+            if not is_plain(stream):
+                others.append(stream)
+            elif is_idle(stream):
+                self._parked.add(stream_key(stream))
+            else:
+                self._put_in_order(stream)
+        self._active = others
+
+    def _filled_by_library(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+        """Have the library build packets of all frames, those of Objects among them."""
+        self._library_serves = True
+        try:
+            self._serve(SERVED)
+            return super().datagrams_to_send(now)
+        finally:
+            self._library_serves = False
+            self._passed.clear()
+
+    def _waiting_octets(self) -> int:
+        """Octets of Objects that wait to be sent, or to be sent again."""
+        streams = [ranked.stream for ranked in self._waiting.values()]
+        return sum(part.stop - part.start for stream in streams for part in stream.sender._pending)
 
     def _objects_go_apart(self) -> bool:
         """Whether nothing but data is to be thought of: no handshake, no new path, no new keys."""
@@ -146,13 +165,14 @@ class OutgoingConnection(IncomingConnection):
         flight = Flight(keys, self._peer_cid.cid, self._spin_bit, self._packet_number)
         filling = Filling(flight, now, packets, window, self._size_of_objects)
         filling.acknowledgement = self._acknowledgement(now)
-        if packets > 0 and self._active:
-            self._take_turns(filling)
+        blocked = self._take_turns(filling) if packets > 0 else []
         filling.finish()
         if filling.data_packets:
             pacer.sent(filling.data_packets, now)
-        if self._active:
+        if self._waiting:
             self._pacing_at = pacer.next_send_time(now)
+        for ranked in blocked:
+            self._put_back(ranked, first=False)
         if not filling.sent:
             return []
         self._packet_number = flight.next_number
@@ -188,34 +208,40 @@ class OutgoingConnection(IncomingConnection):
         space.ack_at = None
         return frame.data, (self._on_ack_delivery, (space, space.largest_received_packet))
 
-    def _take_turns(self, filling: Filling) -> None:
-        turns = deque(stream for stream in self._active if _is_plain(stream))
-        left = [stream for stream in self._active if not _is_plain(stream)]
-        while turns and filling.open():
-            stream = turns.popleft()
+    def _take_turns(self, filling: Filling) -> list[RankedStream]:
+        """Fill packets from the streams in order; returns those that flow control holds back.
+
+        The one that stands first goes on while it has octets; equals have turns, which a full
+        window interrupts and does not end.
+        """
+        blocked: list[RankedStream] = []
+        alone: RankedStream | None = None
+        while filling.open():
+            ranked = self._next_in_order() if alone is None else alone
+            if ranked is None:
+                break
+            alone = None
+            stream = ranked.stream
             sender = stream.sender
-            sent_before = sender.highest_offset
+            begun, sent_before = sender.next_offset, sender.highest_offset
             limit = min(
                 sent_before + self._remote_max_data - self._remote_max_data_used,
                 stream.max_stream_data_remote,
             )
             wrote = filling.turn(stream, limit)
             self._remote_max_data_used += sender.highest_offset - sent_before
+            ranked.used += sender.next_offset - begun
             if is_idle(stream):
                 sender.buffer_is_empty = True
-                left.append(stream)  # it is parked, or what it waits for is looked at
-                if self._waiting and stream_key(stream) in self._served:
-                    del self._served[stream_key(stream)]
-                    self._active = []
-                    self._serve()
-                    turns.extend(self._active)
-            elif wrote:
-                turns.append(stream)
-            elif filling.open():
-                left.append(stream)  # flow control holds it back
+                ranked.used = 0
+                self._parked.add(stream_key(stream))
+            elif wrote and not self._waiting and filling.open():
+                alone = ranked
+            elif wrote or not filling.open():
+                self._put_back(ranked, first=ranked.used < TURN_OCTETS)
             else:
-                turns.appendleft(stream)  # nothing more may leave: it is the next to begin
-        self._streams_queue = [*turns, *left]
+                blocked.append(ranked)
+        return blocked
 
     def _register(self, filling: Filling, now: float) -> None:
         """Note what was sent: for loss recovery, congestion control and the idle time-out."""
@@ -229,19 +255,3 @@ class OutgoingConnection(IncomingConnection):
         if not self._ack_eliciting_sent_since_receipt:
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = True
-
-
-def _octets(streams: list[QuicStream]) -> int:
-    """Octets that wait to be sent, or to be sent again."""
-    return sum(part.stop - part.start for stream in streams for part in stream.sender._pending)
-
-
-def _is_plain(stream: QuicStream) -> bool:
-    """Whether nothing of a stream is to be sent but octets of Objects, and perhaps its FIN."""
-    sender = stream.sender
-    return (
-        type(sender) is WatchedSender
-        and carries_objects(stream)
-        and sender._reset_error_code is None
-        and not sender.is_finished
-    )

@@ -1,9 +1,9 @@
-"""Reaches into the queue of streams: packets are filled from a few, and idle ones cost nothing.
+"""Reaches into the queue of streams: Objects leave in order, and idle streams cost nothing.
 
 The library walks its queue of streams for each packet it builds, and fills packets from all of them
 in turn: 250 streams with octets make a packet eight times dearer than one, and end together. Here
-streams of Objects are served a few at a time in the order in which they were written to, and
-streams with nothing to do are left out until a frame or a call touches them.
+streams of Objects wait in the order of the session's scheduler, and streams with nothing to do are
+left out until a frame or a call touches them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,25 @@ from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream, QuicStreamSender
 
-SERVED: Final = 4
-"""Streams of Objects that packets are filled from at a time."""
+from kvcs.moqt.actions import Rank, SendKey
+from kvcs.moqt.names import GroupOrder
+from kvcs.moqt.sending.scheduler import Scheduler, send_key
+
+SERVED: Final = 2
+"""Streams of Objects that the library fills packets from at a time: K and V of one layer."""
+
+UNRANKED: Final = Rank(
+    (),
+    send_key(
+        subscriber_priority=128,
+        publisher_priority=128,
+        group_id=0,
+        group_order=GroupOrder.ASCENDING,
+        is_fill=False,
+        position=0,
+    ),
+)
+"""Where streams stand of which nothing was said: beside each other."""
 
 
 class WatchedSender(QuicStreamSender):
@@ -35,20 +52,59 @@ class WatchedSender(QuicStreamSender):
         if self.is_finished or delivery is not QuicDeliveryState.ACKED:
             self._heard(cast(int, self._stream_id))
 
+    def reset(self, error_code: int) -> None:
+        """We reset it, or the peer has stopped it."""
+        super().reset(error_code)
+        self._heard(cast(int, self._stream_id))
+
+
+class RankedStream:
+    """A stream of Objects as the order has it; a `Sendable`."""
+
+    __slots__ = ("family", "place", "queued", "stream", "used")
+
+    def __init__(self, stream: QuicStream, rank: Rank) -> None:
+        self.stream = stream
+        self.family, self.place = rank
+        self.queued = 0
+        self.used = 0
+        """Octets of its turn that were sent."""
+
+    def key(self) -> SendKey:
+        """Where its octets stand."""
+        return self.place
+
 
 class QueueingConnection(QuicConnection):
-    """A connection that serves few streams at a time."""
+    """A connection whose streams of Objects are served in order."""
 
     def __init__(self, **options: Any) -> None:
         self._active: list[QuicStream] = []
-        """What the library walks: streams that are served, and those to answer or clean up."""
+        """What the library walks: streams to answer or clean up, and those it is to serve now."""
         self._parked: set[int] = set()
         """Streams that have nothing to do until something touches them."""
-        self._waiting: dict[int, QuicStream] = {}
-        """Streams of Objects that come up when others are through, in order."""
-        self._served: dict[int, QuicStream] = {}
-        """Streams of Objects that packets are filled from now; they are among the active ones."""
+        self._ranked: dict[int, RankedStream] = {}
+        """Streams of Objects that are not over."""
+        self._waiting: dict[int, RankedStream] = {}
+        """Those that have octets to send and are not among the active ones."""
+        self._order = Scheduler()
+        """The same, in order."""
+        self._told: tuple[int, Rank] | None = None
+        """Where a stream will stand that is not open yet."""
+        self._library_serves = False
+        """Whether the library fills packets from streams of Objects now."""
+        self._passed: set[int] = set()
+        """Those of them that have let the next one in."""
         super().__init__(**options)
+
+    def rank(self, stream_id: int, rank: Rank) -> None:
+        """Let a stream of Objects stand in this place from now on, or from when it opens."""
+        ranked = self._ranked.get(stream_id)
+        if ranked is None:
+            self._told = (stream_id, rank)
+        else:
+            ranked.family, ranked.place = rank
+            self._order.requeue(ranked)
 
     # The library reads the queue, appends each new stream to it, and sets it anew for each packet:
     # without those that were sent from, which it then appends.
@@ -65,18 +121,14 @@ class QueueingConnection(QuicConnection):
                 self._parked.add(stream_key(stream))
             else:
                 active.append(stream)
-        if self._served:
-            for stream_id, stream in list(self._served.items()):
-                if is_idle(stream) or stream.is_finished:
-                    del self._served[stream_id]
-        self._serve()
 
-    def _serve(self) -> None:
-        """Have the next streams served where there is room."""
-        while self._waiting and len(self._served) < SERVED:
-            stream_id = next(iter(self._waiting))
-            stream = self._served[stream_id] = self._waiting.pop(stream_id)
-            self._active.append(stream)
+    def _serve(self, streams: int) -> None:
+        """Have the library fill packets from the next streams, too."""
+        for _ in range(streams):
+            following = self._next_in_order()
+            if following is None:
+                return
+            self._active.append(following.stream)
 
     def _write_stream_frame(
         self,
@@ -86,23 +138,62 @@ class QueueingConnection(QuicConnection):
         max_offset: int,
     ) -> int:
         used = super()._write_stream_frame(builder, space, stream, max_offset)
-        if self._waiting and stream.stream_id in self._served and is_idle(stream):
-            # The library is walking the queue: the next stream gets what is left of the packet.
-            del self._served[stream.stream_id]
-            self._serve()
+        if not self._library_serves or not is_plain(stream):
+            return used
+        # The library is walking the queue: where a stream has no more, or flow control holds it
+        # back, the next one gets what is left of the packet.
+        stream_id = stream_key(stream)
+        stopped = is_idle(stream) or stream.sender.next_offset >= max_offset
+        if stopped and stream_id not in self._passed:
+            self._passed.add(stream_id)
+            self._serve(1)
         return used
 
+    # The order
+
+    def _put_in_order(self, stream: QuicStream) -> None:
+        """Let a stream of Objects that has octets wait in its place."""
+        stream_id = stream_key(stream)
+        ranked = self._ranked.get(stream_id)
+        if ranked is None:
+            told, self._told = self._told, None
+            rank = told[1] if told is not None and told[0] == stream_id else UNRANKED
+            ranked = self._ranked[stream_id] = RankedStream(stream, rank)
+        self._waiting[stream_id] = ranked
+        self._order.ready(ranked)
+
+    def _next_in_order(self) -> RankedStream | None:
+        """Take the stream whose octets go first."""
+        ranked = cast(RankedStream | None, self._order.pick())
+        if ranked is not None:
+            del self._waiting[stream_key(ranked.stream)]
+        return ranked
+
+    def _put_back(self, ranked: RankedStream, *, first: bool) -> None:
+        """Let a stream that was taken wait again: where ``first``, its turn is not over."""
+        self._waiting[stream_key(ranked.stream)] = ranked
+        if first:
+            self._order.put_back(ranked)
+        else:
+            ranked.used = 0
+            self._order.ready(ranked)
+
     def _touch(self, stream_id: int) -> None:
-        """Have the library look at a stream that was left out."""
+        """Have the library look at a stream that was left out, or that is no longer to wait."""
+        stream = self._streams.get(stream_id)
         if stream_id in self._parked:
             self._parked.remove(stream_id)
             self._active.append(self._streams[stream_id])
-        elif stream_id in self._waiting:
-            self._active.append(self._waiting.pop(stream_id))
+        elif stream_id in self._waiting and not is_plain(self._waiting[stream_id].stream):
+            ranked = self._waiting.pop(stream_id)
+            self._order.remove(ranked)
+            self._active.append(ranked.stream)
+        if stream is None or not is_plain(stream):
+            self._ranked.pop(stream_id, None)
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
         stream = super()._get_or_create_stream(frame_type, stream_id)
-        if stream_id in self._parked or stream_id in self._waiting:
+        if stream_id in self._parked:
             self._touch(stream_id)
         return stream
 
@@ -111,20 +202,16 @@ class QueueingConnection(QuicConnection):
         stream = super()._get_or_create_stream_for_send(stream_id)
         if type(stream.sender) is QuicStreamSender and not stream.sender.is_finished:
             stream.sender = self._watched(stream)
-        if is_new and carries_objects(stream):
+        if is_new and is_plain(stream):
             self._active.pop()  # where the library has put it
         elif stream_id in self._parked:
             self._parked.remove(stream_id)
-            if not carries_objects(stream):
+            if not is_plain(stream):
                 self._active.append(stream)
                 return stream
         else:
             return stream
-        if len(self._served) < SERVED:
-            self._served[stream_id] = stream
-            self._active.append(stream)
-        else:
-            self._waiting[stream_id] = stream
+        self._put_in_order(stream)
         return stream
 
     def _watched(self, stream: QuicStream) -> QuicStreamSender:
@@ -147,6 +234,17 @@ def stream_key(stream: QuicStream) -> int:
 def carries_objects(stream: QuicStream) -> bool:
     """Whether a stream of ours is unidirectional, not the first, and within the peer's credit."""
     return stream_key(stream) & 2 != 0 and stream_key(stream) >= 4 and not stream.is_blocked
+
+
+def is_plain(stream: QuicStream) -> bool:
+    """Whether nothing of a stream is to be sent but octets of Objects, and perhaps its FIN."""
+    sender = stream.sender
+    return (
+        type(sender) is WatchedSender
+        and carries_objects(stream)
+        and sender._reset_error_code is None
+        and not sender.is_finished
+    )
 
 
 def is_idle(stream: QuicStream) -> bool:

@@ -1,0 +1,297 @@
+"""In which order octets of Objects leave that wait below the session (MOQT §5.1)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kvcs.moqt.actions import Rank
+from kvcs.moqt.names import GroupOrder
+from kvcs.moqt.sending.scheduler import send_key
+from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.aioquic_backend.private.filling import TURN_OCTETS
+from tests.unit.quic.pair import Pair
+
+FIRST = 6
+"""The first stream of Objects of a client: 2 is for control."""
+
+BIG = 4 * TURN_OCTETS
+
+
+def rank(
+    group: int = 0,
+    *,
+    subscriber: int = 128,
+    publisher: int = 0,
+    family: bytes = b"a",
+    fill: bool = False,
+) -> Rank:
+    key = send_key(
+        subscriber_priority=subscriber,
+        publisher_priority=publisher,
+        group_id=group,
+        group_order=GroupOrder.ASCENDING,
+        is_fill=fill,
+        position=0,
+    )
+    return Rank((family,), key)
+
+
+class Wire:
+    """What a client puts on the wire of its streams of Objects, repetitions included."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.frames: list[tuple[int, int, int]] = []
+        """Stream, first offset and offset behind the last, in order."""
+        quic: Any = pair.client.quic
+        register = quic._register
+
+        def noting(filling: Any, now: float) -> None:
+            for number in sorted(filling.sent):
+                for sender, start, stop, _ in getattr(filling.sent[number], "frames", ()):
+                    self.frames.append((sender._stream_id, start, stop))
+            register(filling, now)
+
+        quic._register = noting
+
+    @property
+    def streams(self) -> list[int]:
+        """The stream of each frame, runs of one stream taken together."""
+        found: list[int] = []
+        for stream_id, _, _ in self.frames:
+            if not found or found[-1] != stream_id:
+                found.append(stream_id)
+        return found
+
+
+def open_streams(pair: Pair, *ranks: Rank, octets: int = BIG) -> list[int]:
+    """Have the client write streams at once, each of its rank; nothing is flushed."""
+    client = pair.client.transport
+    client.send(2, b"control", False)
+    opened = []
+    for index, each in enumerate(ranks):
+        stream_id = FIRST + 4 * index
+        client.rank(stream_id, each)
+        client.send(stream_id, bytes(octets), True)
+        opened.append(stream_id)
+    return opened
+
+
+def run(pair: Pair, streams: list[int]) -> None:
+    """Send all of it."""
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: set(streams) <= pair.server.receiver.finished)
+    assert not pair.client.quic._waiting
+
+
+@pytest.mark.parametrize("size", [1200, 16_000])
+def test_a_layer_leaves_before_the_next_and_k_with_v(size: int) -> None:
+    pair = Pair(datagram_size=size)
+    wire = Wire(pair)
+    layers = [layer for layer in range(5) for _ in "kv"]
+    streams = open_streams(pair, *(rank(layer, publisher=layer) for layer in layers))
+    of = dict(zip(streams, layers, strict=True))
+    run(pair, streams)
+    sent = [of[stream_id] for stream_id, _, _ in wire.frames]
+    assert sent == sorted(sent)
+    for layer in range(5):
+        k, v = streams[2 * layer : 2 * layer + 2]
+        turns = [stream_id for stream_id in wire.streams if stream_id in (k, v)]
+        assert turns[:6] == [k, v, k, v, k, v]
+
+
+def test_what_was_written_first_does_not_matter() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    ranks = [rank(9 - index) for index in range(10)]
+    streams = open_streams(pair, *ranks)
+    run(pair, streams)
+    assert wire.streams == streams[::-1]
+
+
+def test_what_comes_later_and_stands_before_goes_first() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    streams = open_streams(pair, rank(5))
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: pair.server.receiver.octets > TURN_OCTETS)
+    urgent = FIRST + 4
+    pair.client.transport.rank(urgent, rank(7, subscriber=1))
+    pair.client.transport.send(urgent, bytes(BIG), True)
+    run(pair, [*streams, urgent])
+    assert wire.streams == [streams[0], urgent, streams[0]]
+
+
+def test_a_rank_that_changes_holds_for_what_waits() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    streams = open_streams(pair, rank(1), rank(2), rank(3))
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: pair.server.receiver.octets > 2000)
+    pair.client.transport.rank(streams[2], rank(3, subscriber=0))
+    pair.client.transport.rank(streams[0], rank(1, subscriber=200))
+    run(pair, streams)
+    assert wire.streams == [streams[0], streams[2], streams[1], streams[0]]
+
+
+def test_families_of_equal_priority_take_turns() -> None:
+    """The Groups of one say nothing of those of another."""
+    pair = Pair()
+    wire = Wire(pair)
+    streams = open_streams(pair, rank(0), rank(9, family=b"b"))
+    run(pair, streams)
+    assert wire.streams[:6] == streams * 3
+
+
+def test_a_fill_goes_before_live_within_a_group_only() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    live, fill, later = rank(4), rank(4, fill=True), rank(5, fill=True)
+    streams = open_streams(pair, later, live, fill)
+    run(pair, streams)
+    assert wire.streams == streams[::-1]
+
+
+def test_of_two_subscribers_the_lower_number_goes_first_whatever_the_group() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    ranks = [rank(layer, subscriber=priority) for layer in range(3) for priority in (9, 3)]
+    streams = open_streams(pair, *ranks)
+    run(pair, streams)
+    assert wire.streams == [*streams[1::2], *streams[::2]]
+
+
+def test_a_stream_without_window_lets_others_pass() -> None:
+    small = QuicSettings(datagram_size=1200, stream_receive_window=20_000)
+    pair = Pair(server=small, datagram_size=16_000)
+    arrived = pair.server.receiver
+    streams = open_streams(pair, rank(0), rank(1), octets=20_000)
+    pair.client.transport.send(streams[1] + 4, bytes(100_000), True)  # beyond its window
+    pair.client.transport.rank(streams[1] + 4, rank(0, subscriber=0))
+    pair.client.transport.flush()
+    pair.clock.run_until(lambda: set(streams) <= arrived.finished)
+    assert len(arrived.data[streams[1] + 4]) == 20_000
+    pair.clock.run_until(lambda: streams[1] + 4 in arrived.finished)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_lost_of_a_layer_goes_again_before_what_is_new_of_the_next(seed: int) -> None:
+    rng = random.Random(seed)
+    pair = Pair()
+    wire = Wire(pair)
+    streams = open_streams(pair, rank(0), rank(1), rank(2))
+    quic: Any = pair.client.quic
+    pair.client.drop = lambda data: rng.random() < 0.05
+    fill, repeated = quic._fill, 0
+
+    def filled(now: float) -> Any:
+        """Whatever waits of a layer leaves before new octets of the next, whenever it was lost."""
+        nonlocal repeated
+        waiting = {
+            stream_id: sum(
+                part.stop - part.start for part in quic._streams[stream_id].sender._pending
+            )
+            for stream_id in quic._waiting
+        }
+        begun = len(wire.frames)
+        datagrams = fill(now)
+        for stream_id, start, stop in wire.frames[begun:]:
+            before = [left for other, left in waiting.items() if other < stream_id]
+            assert not sum(before), "an earlier layer still waited"
+            waiting[stream_id] -= stop - start
+            repeated += any(
+                (stream_id, first) == (other, start) for other, first, _ in wire.frames[:begun]
+            )
+        return datagrams
+
+    quic._fill = filled
+    run(pair, streams)
+    assert repeated, "something was lost"
+    assert all(bytes(pair.server.receiver.data[each]) == bytes(BIG) for each in streams)
+
+
+def test_no_equal_starves_where_the_window_is_smaller_than_a_turn() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    streams = open_streams(pair, rank(), rank(), rank(), octets=BIG)
+    congestion = pair.client.quic._congestion
+
+    def narrow() -> None:
+        congestion.congestion_window = 12_000
+        assert congestion.congestion_window < TURN_OCTETS
+
+    pair.client.receiver.on_batch = narrow
+    narrow()
+    run(pair, streams)
+    assert wire.streams[:6] == streams * 2
+
+
+@pytest.mark.parametrize("octets", [3000, BIG])
+def test_the_library_too_serves_them_in_order(octets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where something else is to be thought of than data, it builds every packet."""
+    pair = Pair()
+    arrived = pair.server.receiver
+    monkeypatch.setattr(type(pair.client.quic), "_objects_go_apart", lambda self: False)
+    layers = [layer for layer in range(5) for _ in "kv"]
+    streams = open_streams(pair, *(rank(layer) for layer in layers), octets=octets)
+    of = dict(zip(streams, layers, strict=True))
+    began: list[int] = []
+    most = 0
+
+    def note(stream_id: int, data: bytes) -> None:
+        nonlocal most
+        if stream_id in of:
+            if stream_id not in began:
+                began.append(stream_id)
+            most = max(most, len(set(began) - arrived.finished))
+
+    arrived.on_data = note
+    run(pair, streams)
+    assert [of[stream_id] for stream_id in began] == layers
+    assert most <= 4, "two of one layer end, two of the next begin"
+
+
+def test_where_the_library_serves_a_stream_without_window_lets_others_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = QuicSettings(datagram_size=1200, stream_receive_window=20_000)
+    pair = Pair(server=small, datagram_size=16_000)
+    monkeypatch.setattr(type(pair.client.quic), "_objects_go_apart", lambda self: False)
+    arrived = pair.server.receiver
+    urgent = [rank(subscriber=0)] * 3
+    streams = open_streams(pair, *urgent, octets=50_000)  # beyond their windows
+    last = streams[-1] + 4
+    pair.client.transport.rank(last, rank(9))
+    pair.client.transport.send(last, bytes(10_000), True)
+    held: dict[int, int] = {}
+    arrived.on_data = lambda stream_id, data: held.update(
+        {last: min(len(arrived.data.get(each, b"")) for each in streams)}
+        if stream_id == last and last not in held
+        else {}
+    )
+    run(pair, [*streams, last])
+    assert held[last] <= 20_000, "it came before the others had more window"
+
+
+def test_a_stream_that_ends_or_is_reset_leaves_nothing_behind() -> None:
+    pair = Pair()
+    client, quic = pair.client.transport, pair.client.quic
+    streams = open_streams(pair, *(rank(layer) for layer in range(6)))
+    client.reset(streams[0], 1)
+    client.flush()
+    pair.clock.run_until(lambda: streams[1] in pair.server.receiver.data)
+    pair.server.transport.stop_sending(streams[1], 2)
+    pair.server.transport.flush()
+    client.reset(FIRST + 4 * 6, 3)  # never written to
+    client.rank(FIRST + 4 * 9, rank())  # never opened
+    client.rank(streams[0], rank(1))
+    arrived = pair.server.receiver
+    pair.clock.run_until(lambda: set(streams[2:]) <= arrived.finished)
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+    pair.clock.run_for(1.0)
+    assert ("stream_reset", streams[0], 1) in arrived.calls
+    assert ("stream_reset", streams[1], 2) in arrived.calls
+    assert not quic._ranked and not quic._waiting and not len(quic._order)

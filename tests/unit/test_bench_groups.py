@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from kvcs.bench.worker import ROLES
 from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend.settings import LARGEST_DATAGRAM
 
+ROOT = Path(__file__).resolve().parents[2]
 FULL, SHORT = Scale(), Scale(short=True)
 
 GOODPUT_RATIOS = {
@@ -69,6 +71,28 @@ def test_the_full_run_has_every_group_in_order() -> None:
     assert [group.name for group in chosen((), FULL)] == list(GROUPS)
     assert [group.name for group in chosen(("loss", "goodput"), FULL)] == ["goodput", "loss"]
     assert sum(entry.seconds for entry in GROUPS.values()) <= 30 * 60
+
+
+def test_whole_runs_take_what_the_pages_say() -> None:
+    minutes = round(sum(entry.seconds for entry in GROUPS.values()) / 60)
+    for page in ("docs/bench.md", "README.md"):
+        assert f"about {minutes} minutes" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+def test_protection_is_measured_long_and_often_and_shortly_where_short() -> None:
+    [full], [short] = (chosen(("protection",), scale) for scale in (FULL, SHORT))
+    assert full.rounds_of(FULL) == 7 and short.rounds_of(SHORT) == 2
+    assert len(full.cases) == 8 and len(short.cases) == 4
+    for group in (full, short):
+        # Each row has its goodput and its CPU time beside those of the plain one of its round.
+        compared = {(ratio.case, ratio.over, ratio.metric) for ratio in group.ratios}
+        sizes = {case.name.removeprefix("plain_") for case in group.cases if "plain" in case.name}
+        assert compared == {
+            (f"{row}_{size}", f"plain_{size}", metric)
+            for row in ("signed", "sealed", "both")
+            for size in sizes
+            for metric in ("rate", "cpu")
+        }
 
 
 def test_a_group_that_does_not_exist_is_refused_with_those_that_do() -> None:

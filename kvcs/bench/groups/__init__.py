@@ -33,7 +33,7 @@ GROUPS: Final[Mapping[str, Entry]] = MappingProxyType(
         "layers": Entry(layers.layers, 50, 30),
         "memory": Entry(growth.memory, 80, 15),
         "growth": Entry(growth.growth, 90, 12),
-        "protection": Entry(protection.protection, 150, 35),
+        "protection": Entry(protection.protection, 250, 35),
         "churn": Entry(churn.churn, 90, 20),
         "aiomoqt": Entry(others.aiomoqt, 150, 30),
         "others": Entry(others.others, 60, 40),

@@ -208,6 +208,10 @@ class Segment:
         bookkeeping = (
             OBJECT_BOOKKEEPING_OCTETS * (self.blocks + self.padding_blocks) * len(self.track_names)
         )
+        large = max(octets, kept) > THREAD_OCTETS
+        if large:
+            # What was put before is handed over first: beside a thread that hashes it takes long.
+            await asyncio.sleep(0)
         publication.memory.reserve(bookkeeping)
         charged = bookkeeping
         try:
@@ -219,7 +223,7 @@ class Segment:
             if sealer is not None:
                 # Before the thread: cancelled now, it may seal all the same.
                 self._sealed = layer + 1
-            if max(octets, kept) > THREAD_OCTETS:
+            if large:
                 payloads = await asyncio.to_thread(self._prepare, layer, arrays, room)
             else:
                 payloads = self._prepare(layer, arrays, room)

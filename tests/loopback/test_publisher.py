@@ -21,6 +21,7 @@ from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import Property
 from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
+from kvcs.publisher import segment as segment_module
 from kvcs.quic.connection import Connection, PeerRequest
 from tests.builders import (
     BRIEF,
@@ -33,7 +34,7 @@ from tests.builders import (
     toy_publication,
 )
 from tests.certificates import PemFiles
-from tests.loopback.kv_fixtures import accepting, joined, serving, subscribe
+from tests.loopback.kv_fixtures import Wire, accepting, joined, serving, subscribe
 from tests.loopback.retrieving import meeting
 from tests.virtual import virtual
 
@@ -304,6 +305,29 @@ async def test_layers_that_were_put_side_by_side_keep_their_order(files: PemFile
 def large_toy() -> Any:
     """Layers of 2 MiB, which are copied and hashed off the event loop."""
     return toy_publication((2,), layers=2, kv_heads=8, head_dim=128, block_tokens=256)
+
+
+async def test_a_layer_is_handed_over_before_the_next_is_hashed(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_module, "THREAD_OCTETS", 0)
+    toy, prefix, wire = toy_publication(), toy_prefix(), Wire()
+    handed_over: list[set[int]] = []
+    prepare = kvcs.Segment._prepare
+
+    def noting(self: kvcs.Segment, layer: int, *rest: Any) -> Any:
+        handed_over.append({track.objects_sent for track in self.tracks})
+        return prepare(self, layer, *rest)
+
+    monkeypatch.setattr(kvcs.Segment, "_prepare", noting)
+    async with serving(files) as server, joined(server, files, wire) as client:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            async with kvcs.Subscriber(client, settings=QUICK).open(prefix) as cache:
+                await wire.until(lambda: len(wire.of(events.RequestAccepted)) == 4)
+                await put(await publication.segment(), toy)
+                assert all([same(layer, toy) async for layer in cache])
+    objects = prefix.blocks + 1  # the End of Group, too
+    assert handed_over == [{layer * objects} for layer in range(prefix.descriptor.layers)]
 
 
 async def test_put_can_be_cancelled_and_repeated(files: PemFiles) -> None:

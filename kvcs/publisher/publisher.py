@@ -155,7 +155,8 @@ class Publisher:
         Left in good order, it waits for its subscribers as long as `PublisherSettings.drain` says.
         Left by an exception before it is complete, it is aborted and subscribers are told; of the
         exception they get the name of its class, never its text, which may hold what is not theirs
-        to read. A complete one ends as in good order, with a short wait.
+        to read, and of a cancellation that it was one. A complete one ends as in good order, with a
+        short wait.
 
         Args:
             prefix: whose cache is produced.
@@ -241,7 +242,7 @@ class Publisher:
                 # would make relays forget a whole cache.
                 await publication.close(ABORT_SECONDS)
             else:
-                publication.abort(f"the producer failed ({type(exc).__name__})")
+                publication.abort(_why(exc))
             await self._flush()
             raise
         finally:
@@ -318,6 +319,13 @@ class Publisher:
                 return
             if publication.complete and publication.held_octets:
                 publication.retire()
+
+
+def _why(error: BaseException) -> str:
+    """What subscribers are told of an exception: never its text, which may be secret."""
+    if isinstance(error, asyncio.CancelledError):
+        return "the producer was cancelled"
+    return f"the producer failed ({type(error).__name__})"
 
 
 def _check_padding(blocks: int, protect: ProtectionKey | None, encodings: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvcs.errors import (
     CertificateError,
@@ -24,6 +24,10 @@ from kvcs.quic.origin import Origin
 from kvcs.quic.reconnect import INITIAL_SECONDS, Reconnect
 
 _log = get_logger("kvcs.quic")
+
+TOKEN_REFUSED: Final = (SessionCode.UNAUTHORIZED, SessionCode.MALFORMED_AUTH_TOKEN)
+"""Closes of a first session that the next one would meet, too: its token is no good there. One that
+has expired may be another by then."""
 
 HOME_AFTER = 2
 """Failed tries at a URI that a GOAWAY named, before it and the client's own take turns."""
@@ -143,7 +147,8 @@ class Link:
         """Open the first session, and keep one from then on.
 
         Args:
-            initial: seconds for which it is tried for again where nobody listens yet.
+            initial: seconds for which it is tried for again where nobody listens yet. A peer that
+                refuses our token is asked once.
 
         Raises:
             CertificateError: the peer's certificate does not verify.
@@ -162,7 +167,8 @@ class Link:
                 self._tries += 1
                 self.retries += 1
                 left = until - self._loop.time()
-                if left <= 0:
+                refused = isinstance(exc, ConnectionClosed) and exc.code in TOKEN_REFUSED
+                if refused or left <= 0:
                     raise
                 _log.debug("connecting_again", uri=str(self._home), why=str(exc))
                 # The last try comes when the time is up: pauses double, and would cut it in half.

@@ -363,6 +363,7 @@ class Discovery:
         shorter = ", nor is one of the shorter ones" if self._search.anchors else ""
         return PublicationNotFound(
             f"no publication of the prefix is announced{shorter}; it is found by equal scope key,"
-            " descriptor and whole blocks of tokens, no more and no fewer",
+            " descriptor and whole blocks of tokens, no more and no fewer; one with"
+            " first_segment_blocks=n is found by anchors=(n,)",
             absent=True,
         )

@@ -455,6 +455,16 @@ async def test_the_text_of_an_exception_stays_here(files: PemFiles) -> None:
     assert done.reason == "the producer failed (RuntimeError)"
 
 
+async def test_who_is_cancelled_has_not_failed(files: PemFiles) -> None:
+    async with serving(files) as server, joined(server, files) as client:
+        with pytest.raises(asyncio.CancelledError):
+            async with kvcs.Publisher(server).publish(toy_prefix()) as publication:
+                tape, _ = await subscribe(client, publication.namespace, MANIFEST, LIVE)
+                raise asyncio.CancelledError
+        done = await tape.until_done()
+    assert done.reason == "the producer was cancelled"
+
+
 async def test_leaving_waits_for_fetches_in_progress(files: PemFiles) -> None:
     toy = large_toy()
     prefix = toy_prefix(2, descriptor=toy.descriptor)

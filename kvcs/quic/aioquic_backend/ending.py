@@ -102,7 +102,8 @@ def certificate_refused(target: str, reason: str) -> CertificateError:
     """Say that `target` wants another certificate of ours than it was shown, or one at all."""
     return CertificateError(
         f"cannot connect to {target}: {reason}; pass a certificate of an authority that it trusts,"
-        " for client authentication (client_cert and client_key, --client-cert and --client-key)"
+        " for client authentication (client_cert and client_key, --client-cert and --client-key);"
+        " `kvcs certs --client NAME` makes one for development"
     )
 
 

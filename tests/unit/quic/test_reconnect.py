@@ -225,6 +225,21 @@ def test_who_waits_for_a_session_is_told_when_the_link_is_closed() -> None:
     linked(scenario)
 
 
+@pytest.mark.parametrize(("code", "tries"), [(0x2, 1), (0x16, 1), (0x18, 3), (None, 3)])
+def test_a_token_that_is_refused_at_first_is_shown_once(code: int | None, tries: int) -> None:
+    """But one that has expired: a function may give another the next time."""
+
+    async def scenario(relays: Relays, link: Link) -> None:
+        relays.down.add(HOME)
+        relays.error = ConnectionClosed("token: it is for another relay", code=code, by_peer=True)
+        with pytest.raises(ConnectionClosed) as caught:
+            await link.start(3.0)
+        assert caught.value is relays.error
+        assert len(relays.tries) == tries
+
+    linked(scenario, start=False)
+
+
 def test_without_a_deadline_it_is_tried_for_ever() -> None:
     async def scenario(relays: Relays, link: Link) -> None:
         relays.down.add(HOME)

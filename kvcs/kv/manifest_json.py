@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -219,9 +219,14 @@ class _Track:
 
 
 class _Segment:
-    def __init__(self, entry: SegmentEntry) -> None:
+    def __init__(self, entry: SegmentEntry, padded: bool) -> None:
         self.entry = entry
         self.head = _segment_head(entry)
+        self.hidden = 0
+        """Octets by which numbers of blocks are shorter than the longest ones, where that tells."""
+        if padded:
+            most = replace(entry, blocks=MAX_BLOCK, first_block=MAX_BLOCK, padding_blocks=MAX_BLOCK)
+            self.hidden = len(_segment_head(most)) - len(self.head)
         self.complete = False
         self.tracks = {track: _Track() for track in entry.tracks}
 
@@ -308,7 +313,7 @@ class ManifestWriter:
         tracks: Sequence[DataTrack],
         *,
         whole: bool = False,
-        padding_blocks: int = 0,
+        padding_blocks: int | None = None,
     ) -> int:
         """Add a segment after the last one.
 
@@ -318,7 +323,7 @@ class ManifestWriter:
             tracks: its data tracks.
             whole: also hold all its lists, and those still to come of former segments, to the
                 limit: once its Objects are out, a list that does not fit comes too late.
-            padding_blocks: blocks of zeros behind them.
+            padding_blocks: blocks of zeros behind them; None where segments are not padded.
 
         Returns:
             The segment's number.
@@ -333,13 +338,13 @@ class ManifestWriter:
             blocks,
             block_keys_sha256,
             tuple(tracks),
-            padding_blocks=padding_blocks,
+            padding_blocks=padding_blocks or 0,
         )
         try:
             check_entry(entry, number, self.blocks, self._base.layers)
         except PublicationError as exc:
             raise UsageError(str(exc)) from exc
-        segment = _Segment(entry)
+        segment = _Segment(entry, padding_blocks is not None)
         octets = sum(map(len, segment.parts()))
         if whole:
             to_come = sum(self._to_come(each) for each in (*self._segments, segment))
@@ -350,9 +355,11 @@ class ManifestWriter:
 
     @property
     def padding_octets(self) -> int:
-        """Octets by which the lists are shorter than if padding blocks were listed, too."""
+        """Octets by which it is shorter than if padding blocks were listed, too, and every number
+        of blocks had as many digits as the longest."""
         return sum(
-            (_list_octets(each.entry.padding_blocks) - _list_octets(0))
+            each.hidden
+            + (_list_octets(each.entry.padding_blocks) - _list_octets(0))
             * sum(len(track.groups) for track in each.tracks.values())
             for each in self._segments
         )

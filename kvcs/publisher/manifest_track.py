@@ -80,7 +80,8 @@ class ManifestTrack:
         return self._cadence.due(
             layers_completed=completed,
             layers_listed=listed,
-            next_octets=self._writer.octets,
+            # With the padding: when versions come would tell what is real, too.
+            next_octets=self._writer.octets + self._writer.padding_octets,
             total_octets=self._octets,
             seconds_since_last=now - self._published_at,
         )

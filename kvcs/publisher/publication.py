@@ -467,7 +467,7 @@ class Publication:
             self.prefix.block_keys_digest(segment.first_block, blocks),
             segment.track_names,
             whole=True,
-            padding_blocks=segment.padding_blocks,
+            padding_blocks=segment.padding_blocks if self._pad_blocks else None,
         )
         self._segments.append(segment)
         for track in segment.tracks:

@@ -191,18 +191,23 @@ async def test_padding_is_passed_over_and_hides_the_length(
                     assert (entry.blocks, entry.padding_blocks) == (segment.blocks, padding)
 
 
-async def test_publications_of_one_padded_length_look_alike(files: PemFiles) -> None:
-    """To a relay: their Objects, the size of each, and those of the manifest."""
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(("pad", "lengths"), [(4, (1, 3, 4)), (12, (2, 9, 10, 12))])
+async def test_publications_of_one_padded_length_look_alike(
+    pad: int, lengths: tuple[int, ...], signed: bool
+) -> None:
+    """To a relay: their Objects, the size of each, and those of the manifest, octet for octet.
+
+    Whole ones, too, which have no padding; and numbers that have another count of digits.
+    """
     seen: list[dict[tuple[bytes, Any], int]] = []
-    for blocks in (1, 3):
+    for blocks in lengths:
         toy, prefix = toy_publication((blocks,)), toy_prefix(blocks)
-        held = await published(prefix, toy, protect=KEY, pad_blocks=4)
+        options = {"sign": SIGNER} if signed else {}
+        held = await published(prefix, toy, protect=KEY, pad_blocks=pad, **options)
         seen.append({place: len(each.payload) for place, each in held.objects.items()})
-    short, long = seen
-    assert short.keys() == long.keys()
-    differences = {place: (short[place], long[place]) for place in short}
-    # Apart from digits of numbers in the manifest.
-    assert all(abs(one - other) <= 4 for one, other in differences.values())
+    assert len(seen[0]) > 2 * LAYERS * pad  # manifests beside them
+    assert all(each == seen[0] for each in seen)
 
 
 async def test_padding_that_would_hide_nothing_is_refused(files: PemFiles) -> None:

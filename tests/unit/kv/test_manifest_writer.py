@@ -109,3 +109,24 @@ def test_a_manifest_above_the_limit_is_not_begun() -> None:
         writer.add_segment(2, bytes(32), [DataTrack.parse("k.raw.s1")])
     assert writer.to_json_bytes() == before
     assert len(before) == writer.octets
+
+
+@pytest.mark.parametrize("layers", [0, 3])
+def test_padded_manifests_tell_nothing_of_what_is_real_by_their_length(layers: int) -> None:
+    """Padding that nothing needs, digits, and where the segment behind begins included."""
+    lengths = set()
+    for blocks in (1, 9, 10, 99, 100, 120):
+        writer = toy_writer()
+        for segment in range(2):
+            track = DataTrack.parse(f"k.raw.s{segment}")
+            writer.add_segment(blocks, bytes(32), [track], padding_blocks=120 - blocks)
+            for _ in range(layers):
+                writer.add_group(track, [bytes(32)] * blocks)
+        lengths.add(writer.octets + writer.padding_octets)
+    assert len(lengths) == 1
+
+
+def test_what_is_not_padded_takes_no_more_room() -> None:
+    writer = toy_writer()
+    writer.add_segment(1, bytes(32), [K0])
+    assert not writer.padding_octets

@@ -295,3 +295,63 @@ def test_a_stream_that_ends_or_is_reset_leaves_nothing_behind() -> None:
     assert ("stream_reset", streams[0], 1) in arrived.calls
     assert ("stream_reset", streams[1], 2) in arrived.calls
     assert not quic._ranked and not quic._waiting and not len(quic._order)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_every_octet_arrives_and_nothing_is_left(
+    seed: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes, ranks, resets and stops in any order, on a way that loses in both directions."""
+    rng = random.Random(seed)
+    small = QuicSettings(datagram_size=1200, stream_receive_window=15_000, receive_window=60_000)
+    pair = Pair(server=small, datagram_size=rng.choice((1200, 8952)))
+    if not apart:
+        monkeypatch.setattr(type(pair.client.quic), "_objects_go_apart", lambda self: False)
+    for side in (pair.client, pair.server):
+        side.drop = lambda data: rng.random() < 0.03
+    client, server, quic = pair.client.transport, pair.server.transport, pair.client.quic
+    arrived = pair.server.receiver
+    client.send(2, b"control", False)
+    written: dict[int, bytearray] = {}
+    ended: set[int] = set()
+    given_up: set[int] = set()
+    for _ in range(150):
+        step = rng.random()
+        going = [stream_id for stream_id in written if stream_id not in ended | given_up]
+        if (step < 0.3 and len(written) < 40) or not going:
+            stream_id = FIRST + 4 * len(written)
+            written[stream_id] = bytearray()
+        else:
+            stream_id = rng.choice(going)
+        if step < 0.6 or stream_id not in going:
+            if rng.random() < 0.7:
+                priority, family = rng.randrange(3), rng.choice((b"a", b"b"))
+                client.rank(stream_id, rank(rng.randrange(4), subscriber=priority, family=family))
+            octets = rng.randbytes(rng.choice((0, 1, 500, 30_000)))
+            fin = rng.random() < 0.3
+            client.send(stream_id, octets, fin)
+            written[stream_id] += octets
+            if fin:
+                ended.add(stream_id)
+        elif step < 0.7:
+            client.rank(stream_id, rank(rng.randrange(4), subscriber=rng.randrange(3)))
+        elif step < 0.74:
+            client.reset(stream_id, 1)
+            given_up.add(stream_id)
+        elif step < 0.78 and stream_id in arrived.data:
+            server.stop_sending(stream_id, 2)
+            server.flush()
+            given_up.add(stream_id)
+        else:
+            client.flush()
+            pair.clock.run_for(rng.uniform(0.0, 0.02))
+    for stream_id in written:
+        if stream_id not in ended | given_up:
+            client.send(stream_id, b"", True)
+    client.flush()
+    whole = set(written) - given_up
+    pair.clock.run_until(lambda: whole <= arrived.finished)
+    pair.clock.run_until(lambda: client.unacknowledged() == 0 and not quic._ranked)
+    assert all(arrived.data[stream_id] == written[stream_id] for stream_id in whole)
+    assert not quic._waiting and not len(quic._order)

@@ -107,6 +107,20 @@ class LocationSet:
                     return
         self.add(location, location)
 
+    def put_run(self, first: Location, last: Location) -> None:
+        """Add Locations of one Group, as `add`; cheap where they come right behind a range."""
+        starts, ends = self._starts, self._ends
+        index = bisect_right(starts, first) - 1
+        if index >= 0:
+            group_id, object_id = ends[index]
+            if group_id == first.group and object_id + 1 == first.object:
+                behind = index + 1
+                if behind == len(starts) or starts[behind].group != group_id:
+                    if last.object < MAX_VI64:
+                        ends[index] = last
+                        return
+        self.add(first, last)
+
     def remove(self, start: Location, end: Location) -> None:
         """Take ``start`` to ``end``, both inclusive, out of the set."""
         if end < start:

@@ -285,6 +285,19 @@ class RelayCache:
         if len(ages) % AGES_SLACK == 0:
             self._prune(entry)
 
+    def began_run(self, entry: CachedTrack, first: Location, count: int, now: float) -> None:
+        """As `began`, of Objects of one Group whose IDs follow each other."""
+        ages = entry.ages
+        group_id, object_id = first
+        if not ages or ages[-1] > (now, group_id, object_id):
+            for number in range(object_id, object_id + count):
+                self.began(entry, Location(group_id, number), now)
+            return
+        before = len(ages)
+        ages.extend([(now, group_id, number) for number in range(object_id, object_id + count)])
+        if before // AGES_SLACK != len(ages) // AGES_SLACK:
+            self._prune(entry)
+
     def schedule(self, entry: CachedTrack) -> None:
         """Arrange that a Track's oldest Object expires; again when its Properties changed."""
         seconds = entry.track.cache_seconds

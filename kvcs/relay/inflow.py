@@ -5,16 +5,16 @@ By far the most of it comes to an `Inflow`, without an event for each datagram.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from kvcs.errors import StoreFull
 from kvcs.moqt.errors import MalformedTrack
-from kvcs.moqt.incoming.expected import as_items
 from kvcs.moqt.names import Location
-from kvcs.moqt.objects import Item, ObjectChunk, ObjectEnded, ObjectHeader, ObjectStarted
+from kvcs.moqt.objects import Item, ObjectHeader
 from kvcs.moqt.session import Session
 from kvcs.relay.hub import Hub
-from kvcs.relay.intake import Intake, SubgroupIntake
+from kvcs.relay.intake import Intake, Run, SubgroupIntake, take_each
 from kvcs.relay.upstream import Retrieval, Upstream
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 StreamKey = tuple[int, int]
 """Session and stream ID of an upstream data stream."""
+
+
+T = TypeVar("T")
+Step = Callable[[Intake, T, float], None]
+"""Gives what came to an intake, with the time."""
 
 
 class Inflow:
@@ -44,26 +49,11 @@ class Inflow:
 
     def take_items(self, stream_id: int, items: list[Item]) -> None:
         """What one input brought on a stream."""
-        now = self._session.now
-        take_items(self._hub, self._track, (self._key, stream_id), items, now)
-        self._hub.run_soon(now)
+        self._take(stream_id, take_each, items)
 
     def take_payload(self, stream_id: int, data: bytes) -> None:
         """Octets of the Object that began last on a stream, and not the last ones of it."""
-        stream = self._key, stream_id
-        found = self._track.streams.get(stream)
-        if found is None:
-            return
-        intake, owner = found
-        hub, now = self._hub, self._session.now
-        _note(hub, intake, owner, now)
-        try:
-            intake.chunk(data)
-        except MalformedTrack as exc:
-            self._track.malformed(self._key, exc.reason, now)
-        except StoreFull as exc:
-            self._track.too_much(stream, owner, str(exc), now)
-        hub.run_soon(now)
+        self._take(stream_id, _take_chunk, data)
 
     def take_run(
         self,
@@ -76,7 +66,13 @@ class Inflow:
         count: int,
     ) -> None:
         """The end of one Object and the next ones of its Subgroup."""
-        self.take_items(stream_id, as_items(like, first, data, stop, lead, count))
+        self._take(stream_id, _take_run, Run(like, first, data, stop, lead, count))
+
+    def _take(self, stream_id: int, step: Step[T], what: T) -> None:
+        """Give what came to a stream's intake."""
+        hub, now = self._hub, self._session.now
+        _take(hub, self._track, (self._key, stream_id), step, what, now)
+        hub.run_soon(now)
 
 
 def take_items(
@@ -91,25 +87,32 @@ def take_items(
         items: what its parser has yielded.
         now: the time.
     """
+    _take(hub, track, stream, take_each, items, now)
+
+
+def _take(
+    hub: Hub, track: RelayTrack, stream: StreamKey, step: Step[T], what: T, now: float
+) -> None:
+    """Take what came on a data stream; nothing where that is not taken any more."""
     found = track.streams.get(stream)
     if found is None:
         return
     intake, owner = found
     _note(hub, intake, owner, now)
     try:
-        for item in items:
-            if isinstance(item, ObjectChunk):
-                intake.chunk(item.data)
-            elif isinstance(item, ObjectStarted):
-                intake.started(item.header, now)
-            elif isinstance(item, ObjectEnded):
-                intake.completed()
-            else:
-                intake.marked(item.kind, item.location)
+        step(intake, what, now)
     except MalformedTrack as exc:
         track.malformed(stream[0], exc.reason, now)
     except StoreFull as exc:
         track.too_much(stream, owner, str(exc), now)
+
+
+def _take_chunk(intake: Intake, data: bytes | memoryview, now: float) -> None:
+    intake.chunk(data)
+
+
+def _take_run(intake: Intake, run: Run, now: float) -> None:
+    intake.run(run, now)
 
 
 def take_end(

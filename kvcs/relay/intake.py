@@ -5,12 +5,21 @@ An Object is in the store from its first octet on, so readers forward it while i
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from kvcs.errors import StoreFull
+from kvcs.moqt.incoming.expected import as_items
 from kvcs.moqt.intervals import following, preceding
 from kvcs.moqt.names import MAX_VI64, GroupOrder, Location
-from kvcs.moqt.objects import ObjectHeader, RangeKind
+from kvcs.moqt.objects import (
+    Item,
+    ObjectChunk,
+    ObjectEnded,
+    ObjectHeader,
+    ObjectStarted,
+    RangeKind,
+)
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.bridge import Bridge, hold
 from kvcs.moqt.track.store import Track
@@ -19,6 +28,28 @@ from kvcs.relay.cache import CachedTrack, RelayCache
 from kvcs.relay.stats import RelayStats
 
 Writer = StoredObject | DuplicateObject
+
+
+class Run(NamedTuple):
+    """The last octets of an Object, and Objects behind it: `ObjectSink.take_run`."""
+
+    like: ObjectHeader
+    """Header of each of them, but for its place."""
+
+    first: Location
+    """Location of the first one."""
+
+    data: bytes | memoryview
+    """What came."""
+
+    stop: int
+    """The Object on its way ends before this position."""
+
+    lead: int
+    """Octets of the header in front of each payload."""
+
+    objects: int
+    """How many there are; of the last one not all may be there."""
 
 
 class Intake(Protocol):
@@ -32,6 +63,9 @@ class Intake(Protocol):
 
     def completed(self) -> None:
         """Its payload is whole."""
+
+    def run(self, run: Run, now: float) -> None:
+        """An Object ends, and others that are like it follow."""
 
     def marked(self, kind: RangeKind, location: Location) -> None:
         """A fetch stream says what became of the Objects up to ``location``."""
@@ -129,6 +163,42 @@ class SubgroupIntake:
         """Count an Object."""
         self._stats.objects_in += 1
 
+    def run(self, run: Run, now: float) -> None:
+        """Take the end of an Object and what follows it, in one step where that may be.
+
+        The octets are copied: what came as one piece would stay in memory as a whole for any small
+        part of it that is still cached.
+
+        Raises:
+            MalformedTrack: as for `started` and `chunk`.
+            StoreFull: as for `started` and `chunk`.
+        """
+        like, first, data, stop, lead, count = run
+        bay, stats, length, writer = self._bay, self._stats, like.payload_length, self._writer
+        step, size = lead + length, len(data)
+        ended = (size - stop) // step
+        view = memoryview(data)
+        if stop and writer is not None:
+            writer.write(view[:stop])
+            stats.octets_in += stop
+        stats.objects_in += 1
+        last = None
+        if length <= bay.max_object_octets:
+            behind = stop + ended * step
+            begins = range(stop + lead, behind, step)
+            whole = [bytes(view[begin : begin + length]) for begin in begins]
+            last = self._live.begin_run(like, first, count, whole, now)
+        if last is None:
+            take_each(self, as_items(like, first, view[stop:], 0, lead, count)[1:], now)
+            return
+        bay.cache.began_run(bay.entry, first, count, now)
+        stats.objects_in += ended
+        stats.octets_in += ended * length
+        self._writer = last
+        if ended < count:
+            last.write(view[behind + lead :])
+            stats.octets_in += size - behind - lead
+
     def marked(self, kind: RangeKind, location: Location) -> None:
         """Subgroup streams carry no markers."""
 
@@ -148,6 +218,24 @@ class SubgroupIntake:
             return None
         self._over = True
         return self._live.part()
+
+
+def take_each(intake: Intake, items: Iterable[Item], now: float) -> None:
+    """Give what a parser yielded to an intake.
+
+    Raises:
+        MalformedTrack: as the intake does.
+        StoreFull: as the intake does.
+    """
+    for item in items:
+        if isinstance(item, ObjectChunk):
+            intake.chunk(item.data)
+        elif isinstance(item, ObjectStarted):
+            intake.started(item.header, now)
+        elif isinstance(item, ObjectEnded):
+            intake.completed()
+        else:
+            intake.marked(item.kind, item.location)
 
 
 class RangeIntake:
@@ -245,6 +333,10 @@ class RangeIntake:
         self._writer = None
         self.objects += 1
         self._bay.stats.objects_in += 1
+
+    def run(self, run: Run, now: float) -> None:
+        """Take the end of an Object and what follows it; see `started` and `chunk`."""
+        take_each(self, as_items(*run), now)
 
     def marked(self, kind: RangeKind, location: Location) -> None:
         """Note a marker: only NON_EXISTENT says something for ever."""

@@ -6,23 +6,24 @@ Track, and once where every input of a stream is parsed as a whole and comes as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcs.errors import UsageError
-from kvcs.moqt.actions import Send
+from kvcs.moqt.actions import Send, StopSending
 from kvcs.moqt.data import SubgroupEncoder, SubgroupHeader
 from kvcs.moqt.events import DataStreamEnded, DataStreamOpened, Event
 from kvcs.moqt.incoming.receptions import Receptions
 from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.properties import KeyValues, Property
+from kvcs.moqt.track.live import LiveStream
 from kvcs.moqt.track.store import Track
-from kvcs.moqt.track.stored import FIRST_PART_OCTETS
+from kvcs.moqt.track.stored import FIRST_PART_OCTETS, StoredObject
 from kvcs.relay.cache import TRACK_OCTETS
 from kvcs.relay.inflow import Inflow
 from kvcs.relay.settings import RelayLimits
@@ -97,6 +98,7 @@ STREAMS = st.builds(
     items=st.one_of(
         st.lists(ITEMS, min_size=1, max_size=6).map(tuple),
         st.sampled_from(["none", "harmless"]).map(lambda p: (Item(properties=p),) * 6),
+        st.sampled_from([(Item(),) * 14, (Item(),) * 9 + (Item(other=True),) * 4]),
     ),
     subgroup=st.sampled_from([0, 0, 0, 1, None]),
     priority=st.sampled_from([None, None, 9]),
@@ -104,7 +106,9 @@ STREAMS = st.builds(
     end_of_group=st.booleans(),
     scale=st.sampled_from([1, 1, BIG]),
     flip=st.none() | st.none() | st.tuples(st.integers(0, 300), st.integers(1, 255)),
-    cuts=st.lists(st.integers(1, 90) | st.integers(20, 44), min_size=1, max_size=5).map(tuple),
+    cuts=st.lists(
+        st.integers(1, 90) | st.integers(20, 44) | st.integers(90, 500), min_size=1, max_size=5
+    ).map(tuple),
     end=st.sampled_from(["fin", "fin alone", "reset", "open"]),
 )
 
@@ -263,7 +267,13 @@ class Relay:
             "ages": None if entry is None else [age[1:] for age in entry.ages],
             "closed": [(end.core.closed, repr(end.core.failure)) for end in relays],
             "told": [
-                [repr(each) for each in end.actions if not isinstance(each, Send)] for end in relays
+                [repr(each) for each in end.actions if not isinstance(each, Send | StopSending)]
+                for end in relays
+            ],
+            # Of an input that is both too much and malformed, either may be said.
+            "stopped": [
+                {each.stream_id for each in end.actions if isinstance(each, StopSending)}
+                for end in relays
             ],
             "sent": [sent(end.actions) for end in relays],
             "rules": [rules_of(publisher.spoke) for publisher in self.publishers],
@@ -409,7 +419,7 @@ def row(publisher: int, *, cut: int = 23, other: bool = False, scale: int = 1) -
 
 @pytest.mark.parametrize("scale", [1, BIG])
 @pytest.mark.parametrize("other", [False, True])
-@pytest.mark.parametrize("cuts", [(23, 31), (7, 9)])
+@pytest.mark.parametrize("cuts", [(23, 31), (7, 9), (130, 30), (23, 300), (90, 150)])
 @pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0, 0), (0, 0, 0, 1), (1,)])
 def test_two_publishers_of_one_track_at_once_end_alike_both_ways(
     order: tuple[int, ...], cuts: tuple[int, int], other: bool, scale: int
@@ -422,7 +432,7 @@ def test_two_publishers_of_one_track_at_once_end_alike_both_ways(
     assert (short.hub.core.stats.malformed > 0) == other
 
 
-@pytest.mark.parametrize("cut", [7, 11, 16, 43])
+@pytest.mark.parametrize("cut", [7, 11, 16, 43, 100, 170])
 @pytest.mark.parametrize("parts", [4, 5, 6, 7])
 def test_a_cache_without_room_in_the_middle_ends_alike_both_ways(parts: int, cut: int) -> None:
     room = TRACK_OCTETS + parts * FIRST_PART_OCTETS
@@ -454,3 +464,34 @@ def test_plain_streams_come_without_events(monkeypatch: pytest.MonkeyPatch) -> N
     relay = Relay(World((row(0),), (), 1 << 40, 1 << 40, past=0, piece=1 << 30)).run()
     assert len(calls) == 5
     assert relay.consumers[0].locations() == [Location(1, number) for number in range(6)]
+
+
+@pytest.mark.parametrize("scale", [1, BIG])
+@pytest.mark.parametrize("cut", [45, 90, 130, 500])
+def test_objects_that_come_in_one_piece_are_taken_in_one_step(
+    cut: int, scale: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    begin_run = LiveStream.begin_run
+
+    def noted(
+        self: LiveStream,
+        like: ObjectHeader,
+        first: Location,
+        count: int,
+        whole: Sequence[bytes],
+        now: float,
+    ) -> StoredObject | None:
+        last = begin_run(self, like, first, count, whole, now)
+        if last is not None:
+            taken.append(count)
+        return last
+
+    monkeypatch.setattr(LiveStream, "begin_run", noted)
+    stream = replace(row(0, cut=cut, scale=scale), items=(Item(),) * 14, end="fin alone")
+    world = World((stream,), (), 1 << 40, 1 << 40, past=0, piece=1 << 30)
+    relay = Relay(world).run()
+    assert relay.consumers[0].locations() == [Location(1, number) for number in range(14)]
+    # The first piece gives the Subgroup; it has to be parsed.
+    assert sum(taken) >= 14 - cut // OCTETS - 1
+    assert max(taken, default=0) >= min(cut // (OCTETS + 3), 2) or cut >= 500

@@ -195,8 +195,8 @@ class Requester:
             self._session.cancel_request(request, code)
 
     def stop_stream(self, stream_id: int, code: int = StreamCode.CANCELLED) -> None:
-        """Stop one data stream; its request goes on, and the stream ends as with a reset
-        (§11.4.3)."""
+        """Stop one data stream; its request goes on, and what still comes of it is read over until
+        the peer ends it (§11.4.3)."""
         self._session.data_streams.stop(stream_id, code)
 
     # What the peer answers

@@ -31,6 +31,9 @@ class DataStream:
     """When its first octets came, or when it was stopped."""
 
     fin: bool = False
+    stopped: bool = False
+    """Whether we have stopped it alone, while its request goes on: it is read over."""
+
     state: DataStreamState = DataStreamState.HEADER
     last: Location | None = None
     """Location of the last Object or marker."""
@@ -54,7 +57,7 @@ class DataStream:
             How many octets were so; those behind them have to be parsed.
         """
         parser = self.parser
-        if parser is None:
+        if parser is None or self.stopped:
             return 0
         size = len(data)
         if parser.pass_over(size):

@@ -172,7 +172,7 @@ class DataStreams:
                 taken = stream.pass_on(sink, data)
                 if taken:
                     if taken < len(data):
-                        self._continue(stream, memoryview(data)[taken:])
+                        self._parse(stream, memoryview(data)[taken:])
                     return True
         if stream is None:
             stream = self._streams[stream_id] = DataStream(stream_id)
@@ -207,15 +207,18 @@ class DataStreams:
         return True
 
     def stop(self, stream_id: int, code: int) -> None:
-        """Give up one stream of a request that goes on (§11.4.3); quiet where it has ended.
+        """Stop one stream of a request that goes on (§11.4.3); quiet where it is whole.
 
-        It ends as if the peer had reset it with ``code``. What still comes of it is read over, and
-        it counts as any stream that was stopped and stays open.
+        What comes from the next input on is read over until the peer ends the stream, which is
+        reported as ever; and it counts as any stream that was stopped and stays open.
         """
         stream = self._streams.get(stream_id)
-        if stream is not None and stream.state is not _DISCARDED:
-            self._drop(stream, code)
-            self._ended(stream, code)
+        if stream is None or stream.state is _DISCARDED or stream.stopped or stream.fin:
+            return
+        stream.stopped = True
+        stream.since = self.heard_at
+        self._unended[stream] = None
+        self._host.stop_stream(stream_id, code)
 
     def pop_head(self, stream_id: int) -> bytes:
         """Forget a stream that is a control stream; returns octets that came earlier."""
@@ -350,7 +353,11 @@ class DataStreams:
         self._host.emit(DataStreamOpened(expected.request_id, stream.stream_id, header))
 
     def _continue(self, stream: DataStream, data: memoryview) -> None:
-        if stream.state is _DISCARDED:
+        if stream.stopped and stream.state is DataStreamState.OPEN:
+            if stream.fin:
+                self._end(stream, DataStreamInput.FIN)
+                self._ended(stream, None)
+        elif stream.state is _DISCARDED:
             if stream.fin:
                 self._end(stream, DataStreamInput.FIN)
         elif stream.state is DataStreamState.ENDED:
@@ -476,7 +483,7 @@ class DataStreams:
         self._read_over(stream, what)
         if stream.fin:
             self._end(stream, DataStreamInput.FIN)
-        else:
+        elif not stream.stopped:
             self._host.stop_stream(stream.stream_id, code)
 
     def _read_over(self, stream: DataStream, what: DataStreamInput) -> None:

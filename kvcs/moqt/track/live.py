@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcs.moqt.errors import MalformedTrack
+from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.bridge import hold, reset_subgroup
 from kvcs.moqt.track.stored import (
+    FIRST_PART_OCTETS,
+    OBJECT_BOOKKEEPING_OCTETS,
     DuplicateObject,
     Group,
     StoredObject,
@@ -81,6 +86,69 @@ class LiveStream:
             track._append_live(subgroup, (stored,))
         self._last, self._current = stored, writer
         return writer
+
+    def begin_run(
+        self, like: ObjectHeader, first: Location, count: int, whole: Sequence[bytes], now: float
+    ) -> StoredObject | None:
+        """Begin Objects that are alike and follow each other on the stream, in one step.
+
+        That is done where none of them needs a second look: they lie behind all that is stored of
+        their Group, whose end nobody has told, and there is room for them.
+
+        Args:
+            like: header of each, but for its place; NORMAL, with a payload.
+            first: Location of the first one.
+            count: how many there are, 1 at least.
+            whole: payloads, from the first one on; of the last one it may be missing.
+            now: the caller's clock, seconds.
+
+        Returns:
+            The last of them, to write to where its payload is missing. None where nothing was done:
+            each of them has to `begin`.
+        """
+        track, subgroup, group = self._track, self._opened, self._group
+        last = Location(first.group, first.object + count - 1)
+        if (
+            subgroup is None
+            or group is None
+            or track.groups.get(first.group) is not group
+            or subgroup.subgroup_id != like.subgroup_id
+            or not subgroup.objects
+            or group.object_ids[-1] >= first.object
+            or group.final is not None
+            or track.final is not None
+            or track.bridge is not None
+            or (
+                len(track.delivered) and track.delivered.first_outside(first, last) != (first, last)
+            )
+        ):
+            return None
+        before, length = subgroup.objects[-1], like.payload_length
+        octets = length + len(like.properties) + OBJECT_BOOKKEEPING_OCTETS
+        if before is not self._last and before.header.object_id + 1 != first.object:
+            return None
+        if not track.budget.has_room(count * octets):
+            return None
+        group_id, subgroup_id, priority = like.group_id, like.subgroup_id, like.publisher_priority
+        status, properties = like.status, like.properties
+        run: list[StoredObject] = []
+        for object_id in range(first.object, last.object + 1):
+            header = ObjectHeader(
+                group_id, object_id, subgroup_id, priority, status, properties, length
+            )
+            if len(run) < len(whole):
+                parts = (memoryview(whole[len(run)]),)
+                stored = StoredObject(header, parts, length, now, octets)
+            else:
+                stored = arriving(header, now)
+                if length > FIRST_PART_OCTETS:
+                    stored.grow = partial(track._grow, group, stored)
+            stored.continues = True
+            run.append(stored)
+        track._insert(run)
+        track._append_live(subgroup, run)
+        self._last = self._current = run[-1]
+        return run[-1]
 
     def finish(self) -> None:
         """The stream ended with FIN: the Subgroup has its last Object."""

@@ -380,7 +380,7 @@ class Track(Followed):
         self.budget.release(octets)
 
     def _insert(self, run: Sequence[StoredObject]) -> None:
-        """Take in whole Objects of one Group whose IDs follow each other."""
+        """Take in Objects of one Group whose IDs follow each other; all but the last are whole."""
         octets = sum([stored.octets for stored in run])
         first, last = run[0].header.location, run[-1].header.location
         group = self._group_for(first.group, octets)
@@ -390,7 +390,7 @@ class Track(Followed):
         index = len(ids) if not ids or first.object > ids[-1] else bisect_left(ids, first.object)
         ids[index:index] = range(first.object, last.object + 1)
         if len(run) > 1 or last not in self.known:
-            self.known.add(first, last)
+            self.known.put_run(first, last)
 
     def _insert_arriving(self, stored: StoredObject) -> None:
         """Take in an Object whose payload is to come, if it has any."""

@@ -49,6 +49,10 @@ class StoreBudget:
         self._tick += 1
         return self._tick
 
+    def has_room(self, octets: int) -> bool:
+        """Whether ``octets`` fit, and nothing has to be freed for them."""
+        return self.used + octets <= self.limit
+
     def reserve(self, octets: int) -> None:
         """Take ``octets`` from the budget.
 

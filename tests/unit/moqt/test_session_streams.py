@@ -238,7 +238,8 @@ def test_a_malformed_datagram_ends_the_subscription() -> None:
     assert bench.close is None
 
 
-def test_a_stream_that_is_stopped_has_ended_and_is_read_over() -> None:
+@pytest.mark.parametrize("fin", [True, False])
+def test_a_stream_that_is_stopped_is_read_over_until_it_ends(fin: bool) -> None:
     bench = subscriber()
     octets = stream_of(0, 0, 1)
     stream = bench.uni(octets[:-1])
@@ -246,14 +247,25 @@ def test_a_stream_that_is_stopped_has_ended_and_is_read_over() -> None:
         bench.core.requester.stop_stream(stream, code)
         bench.drain()
     assert bench.stops == {stream: StreamCode.EXCESSIVE_LOAD}
-    ended = bench.take(DataStreamEnded)
-    assert [event.reset_code for event in ended] == [StreamCode.EXCESSIVE_LOAD]
     bench.events.clear()
     bench.data(stream, octets[-1:] + bytes.fromhex("000007"))  # read, this would end the session
-    bench.reset(stream, StreamCode.EXCESSIVE_LOAD)
     assert bench.events == [] and bench.close is None
+    if fin:
+        bench.data(stream, b"\x00", fin=True)
+    else:
+        bench.reset(stream, StreamCode.EXCESSIVE_LOAD)
+    ended = bench.take(DataStreamEnded)
+    assert [event.reset_code for event in ended] == [None if fin else StreamCode.EXCESSIVE_LOAD]
     bench.uni(stream_of(1, 0))
     assert locations(bench.events) == [(1, 0)], "the subscription goes on"
+
+
+def test_a_stream_that_is_whole_is_not_stopped() -> None:
+    bench = subscriber()
+    stream = bench.uni(stream_of(0, 0, 1), fin=True)
+    bench.core.requester.stop_stream(stream)
+    bench.drain()
+    assert bench.stops == {} and len(bench.take(DataStreamEnded)) == 1
 
 
 @pytest.mark.parametrize("fin", [True, False])

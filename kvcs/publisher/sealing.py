@@ -12,11 +12,12 @@ import numpy.typing as npt
 from kvcs.kv import HEADER_OCTETS, RAW, DataTrack, Descriptor, lookup
 from kvcs.kv.arrays import byte_view
 from kvcs.kv.layout import BlockLayout
-from kvcs.kv.memory import new_memory
+from kvcs.kv.memory import commit, new_memory
 from kvcs.kv.payload import BlockEncoder, EncodedBlock
 from kvcs.kv.protection import TAG_OCTETS, Sealer, sealed_octets
 from kvcs.moqt.names import Location
 from kvcs.moqt.wire import encode_vi64
+from kvcs.publisher.steps import STEP_OCTETS, Steps
 
 ALIGNED_OCTETS: Final = 64
 """Sections are copied to multiples of this."""
@@ -74,7 +75,7 @@ class SegmentSealer:
         encoder: BlockEncoder,
         arrays: Sequence[Array],
         room: memoryview,
-    ) -> list[EncodedBlock]:
+    ) -> Steps[list[EncodedBlock]]:
         """Encode, hash and seal the blocks of one track of a layer, padding behind the real ones.
 
         Args:
@@ -87,7 +88,8 @@ class SegmentSealer:
                 has no fixed length get memory of their own.
         """
         if self._octets[track]:
-            return self._seal_in_place(layer, priority, encoder, arrays, room, self._sealers[track])
+            sealer = self._sealers[track]
+            return (yield from self._seal_in_place(layer, priority, encoder, arrays, room, sealer))
         tokens = len(arrays[0]) // self._blocks
         sealed: list[EncodedBlock] = []
         zeros = [np.zeros_like(array[:tokens], order="C") for array in arrays]
@@ -112,7 +114,7 @@ class SegmentSealer:
         arrays: Sequence[Array],
         room: memoryview,
         sealer: Sealer,
-    ) -> list[EncodedBlock]:
+    ) -> Steps[list[EncodedBlock]]:
         """As `seal`, where Data is the sections themselves: each block is copied to one place,
         hashed and sealed from there while it is in the processor's cache."""
         frame = _Frame(encoder.layout)
@@ -121,7 +123,12 @@ class SegmentSealer:
         run = sealer.run(layer, range(self._all), priority, len(frame.octets))
         digest_of = frame.digest if encoder.codec is RAW else None
         sealed: list[EncodedBlock] = []
+        step = max(1, STEP_OCTETS // octets)
         for block in range(self._all):
+            if block % step == 0:
+                if block:
+                    yield
+                commit(np.frombuffer(room[block * octets : (block + step) * octets], np.uint8))
             if block < count:
                 fill(block)
             elif block == count:

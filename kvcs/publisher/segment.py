@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcs.errors import UsageError
-from kvcs.kv import (
-    RAW,
-    Component,
-    DataTrack,
-    as_host_array,
-    lookup,
-)
-from kvcs.kv.arrays import byte_view
-from kvcs.kv.payload import BlockEncoder, EncodedBlock
+from kvcs.kv import as_host_array, lookup
+from kvcs.kv.payload import EncodedBlock
 from kvcs.moqt.errors import PublishDoneCode
-from kvcs.moqt.names import Location
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.track.store import Track
 from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
 from kvcs.observe import metrics
 from kvcs.publisher.encodings import tracks_of
+from kvcs.publisher.payloads import LayerPayloads, is_large
 from kvcs.publisher.sealing import SegmentSealer
 
 if TYPE_CHECKING:
@@ -33,12 +25,6 @@ if TYPE_CHECKING:
 
 END_OF_TRACK_PRIORITY = 127
 """Publisher Priority of the Group that ends a data track, behind every layer."""
-
-THREAD_OCTETS = 1 << 20
-"""Layers of more octets than this are copied and hashed in a thread, off the event loop."""
-
-RUN_OCTETS = 128 * 1024
-"""Octets of one array that are copied in one go, if blocks are smaller; then they are hashed."""
 
 Array = npt.NDArray[Any]
 
@@ -93,6 +79,14 @@ class Segment:
             )
             if publication.is_protected
             else None
+        )
+        self._payloads = LayerPayloads(
+            self.track_names,
+            descriptor,
+            first_block,
+            blocks,
+            publication.max_data_octets,
+            self._sealer,
         )
         self._sealed = 0
         """Layers of which something was sealed, and so cannot be sealed again."""
@@ -208,9 +202,9 @@ class Segment:
         bookkeeping = (
             OBJECT_BOOKKEEPING_OCTETS * (self.blocks + self.padding_blocks) * len(self.track_names)
         )
-        large = max(octets, kept) > THREAD_OCTETS
+        large = is_large(max(octets, kept))
         if large:
-            # What was put before is handed over first: beside a thread that hashes it takes long.
+            # What was put before is handed over first: beside what is hashed it takes long.
             await asyncio.sleep(0)
         publication.memory.reserve(bookkeeping)
         charged = bookkeeping
@@ -221,12 +215,10 @@ class Segment:
                 charged += given.charged
                 room = given.octets
             if sealer is not None:
-                # Before the thread: cancelled now, it may seal all the same.
+                # Before it is begun: cancelled now, a thread may seal all the same.
                 self._sealed = layer + 1
-            if large:
-                payloads = await asyncio.to_thread(self._prepare, layer, arrays, room)
-            else:
-                payloads = self._prepare(layer, arrays, room)
+            priority = layer_priority(layer, self._descriptor.layers)
+            payloads = await self._payloads.make(layer, priority, arrays, room, large)
             # What a codec has made lies beside the copies of the arrays.
             made = sum(
                 octets
@@ -241,81 +233,6 @@ class Segment:
             publication.memory.budget.release(charged)
             raise
         self._send(layer, payloads)
-
-    def _prepare(
-        self, layer: int, arrays: Sequence[Array], room: memoryview | None
-    ) -> list[list[EncodedBlock]]:
-        """Copy, encode and hash each block, once, or seal it; payloads by track and block.
-
-        Args:
-            layer: the layer.
-            arrays: the producer's arrays, K then V.
-            room: where copies or sealed payloads go; None keeps views of the arrays.
-        """
-        held = arrays if room is None or self._sealer is not None else _placed(arrays, room)
-        pairs = tuple(zip(held, arrays, strict=True))
-        by_component = {Component.K: pairs[:1], Component.V: pairs[1:], Component.KV: pairs}
-        if self._sealer is None or room is None:
-            return [
-                self._encode(layer, name, by_component[name.component]) for name in self.track_names
-            ]
-        priority = layer_priority(layer, self._descriptor.layers)
-        return [
-            self._sealer.seal(
-                name,
-                layer,
-                priority,
-                self._encoder(name),
-                [source for _, source in by_component[name.component]],
-                share,
-            )
-            for name, share in self._sealer.rooms(room).items()
-        ]
-
-    def _encoder(self, name: DataTrack) -> BlockEncoder:
-        return BlockEncoder(
-            name, self.first_block, self._descriptor, self._publication.max_data_octets
-        )
-
-    def _encode(
-        self, layer: int, name: DataTrack, arrays: Sequence[tuple[Array, Array]]
-    ) -> list[EncodedBlock]:
-        encoder = self._encoder(name)
-        if encoder.codec is RAW:
-            return self._encode_in_place(layer, encoder, arrays)
-        size = self._descriptor.block_tokens
-        encoded: list[EncodedBlock] = []
-        for block in range(self.blocks):
-            sections: list[Array] = []
-            for held, source in arrays:
-                section = held[block * size : (block + 1) * size]
-                if held is not source:
-                    np.copyto(section, source[block * size : (block + 1) * size], casting="no")
-                sections.append(section)
-            made = encoder.encode(Location(layer, block), sections)
-            if not encoder.codec.in_place:
-                # Its pieces may be views of what the caller goes on to use.
-                made = made._replace(parts=tuple(memoryview(bytes(part)) for part in made.parts))
-            encoded.append(made)
-        return encoded
-
-    def _encode_in_place(
-        self, layer: int, encoder: BlockEncoder, arrays: Sequence[tuple[Array, Array]]
-    ) -> list[EncodedBlock]:
-        """As `_encode`, where Data is the arrays themselves and no codec is to be asked."""
-        tokens, blocks = self._descriptor.block_tokens, self.blocks
-        sections = [byte_view(held) for held, _ in arrays]
-        # Run by run: each is hashed while it is in the processor's cache.
-        run = max(1, RUN_OCTETS // encoder.layout.octets)
-        encoded: list[EncodedBlock] = []
-        for first in range(0, blocks, run):
-            stop = min(first + run, blocks)
-            part = slice(first * tokens, stop * tokens)
-            for held, source in arrays:
-                if held is not source:
-                    np.copyto(held[part], source[part], casting="no")
-            encoded += encoder.encode_run(layer, range(first, stop), sections)
-        return encoded
 
     def _send(self, layer: int, payloads: list[list[EncodedBlock]]) -> None:
         publication = self._publication
@@ -359,13 +276,3 @@ class Segment:
         header = ObjectHeader(group_id, object_id, 0, priority, status, b"", 0)
         track.publish(header, (), self._publication.now, end_of_group=True, octets=0)
         track.finish_subgroup(group_id, 0)
-
-
-def _placed(arrays: Sequence[Array], octets: memoryview) -> tuple[Array, ...]:
-    """Arrays like ``arrays`` that lie one behind the other in ``octets``."""
-    placed, start = [], 0
-    for array in arrays:
-        piece = octets[start : start + array.nbytes]
-        placed.append(np.frombuffer(piece, np.uint8).view(array.dtype).reshape(array.shape))
-        start += array.nbytes
-    return tuple(placed)

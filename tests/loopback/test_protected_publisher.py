@@ -31,7 +31,8 @@ from kvcs.kv.protection_keys import ProtectionRing
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import FullTrackName
 from kvcs.moqt.parameters import Parameters
-from kvcs.publisher import manifest_track, segment
+from kvcs.publisher import manifest_track, sealing
+from kvcs.publisher import payloads as payloads_of_layers
 from kvcs.quic.endpoint import Server
 from kvcs.trust import KeyRing, SigningKey
 from tests.builders import put, toy_prefix, toy_publication
@@ -75,13 +76,15 @@ def opened(publication: kvcs.Publication, name: bytes, read: Read) -> bytes:
     return bytes(opener.open(header.location, header.publisher_priority, immutable, payload))
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("processors", [None, 1, 4])
 @pytest.mark.parametrize("lend", [False, True])
 async def test_every_object_with_a_payload_is_sealed(
-    files: PemFiles, monkeypatch: pytest.MonkeyPatch, in_thread: bool, lend: bool
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch, processors: int | None, lend: bool
 ) -> None:
-    if in_thread:
-        monkeypatch.setattr(segment, "THREAD_OCTETS", 0)
+    if processors is not None:  # else layers are small: at once
+        monkeypatch.setattr(payloads_of_layers, "THREAD_OCTETS", 0)
+        monkeypatch.setattr(payloads_of_layers, "PROCESSORS", processors)
+        monkeypatch.setattr(sealing, "STEP_OCTETS", 1)
         monkeypatch.setattr(manifest_track, "THREAD_OCTETS", 0)
     async with serving(files) as server, joined(server, files) as client:
         publisher = kvcs.Publisher(server)
@@ -117,7 +120,8 @@ async def test_every_object_with_a_payload_is_sealed(
 async def test_a_codec_of_ones_own_works_off_the_event_loop_there_too(
     files: PemFiles, monkeypatch: pytest.MonkeyPatch, own_codecs: None
 ) -> None:
-    monkeypatch.setattr(segment, "THREAD_OCTETS", 0)
+    monkeypatch.setattr(payloads_of_layers, "THREAD_OCTETS", 0)
+    monkeypatch.setattr(payloads_of_layers, "PROCESSORS", 1)
     threads: set[int] = set()
 
     class Copy:
@@ -198,7 +202,8 @@ async def test_a_layer_that_never_was_sealed_may_be_put_again(files: PemFiles) -
 async def test_nothing_is_sealed_twice(
     files: PemFiles, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(segment, "THREAD_OCTETS", 0)
+    monkeypatch.setattr(payloads_of_layers, "THREAD_OCTETS", 0)
+    monkeypatch.setattr(payloads_of_layers, "PROCESSORS", 4)
     begun, go_on = asyncio.Event(), asyncio.Event()
     threads: list[Any] = []
 
@@ -209,7 +214,7 @@ async def test_nothing_is_sealed_twice(
         await asyncio.wait(threads)
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(segment.asyncio, "to_thread", in_thread)
+    monkeypatch.setattr(payloads_of_layers.asyncio, "to_thread", in_thread)
     async with serving(files) as server:
         with pytest.raises(UsageError, match="start a new publication"):
             async with kvcs.Publisher(server).publish(PREFIX, protect=KEY) as publication:
@@ -224,6 +229,26 @@ async def test_nothing_is_sealed_twice(
                 await asyncio.wait(threads)
                 assert publication.aborted is not None
                 assert not publication.is_open
+                await part.put(0, TOY.k[0], TOY.v[0])
+
+
+async def test_nothing_is_sealed_twice_where_it_is_sealed_on_the_event_loop(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads_of_layers, "THREAD_OCTETS", 0)
+    monkeypatch.setattr(payloads_of_layers, "PROCESSORS", 1)
+    monkeypatch.setattr(sealing, "STEP_OCTETS", 1)
+    async with serving(files) as server:
+        with pytest.raises(UsageError, match="start a new publication"):
+            async with kvcs.Publisher(server).publish(PREFIX, protect=KEY) as publication:
+                part = await publication.segment()
+                putting = asyncio.create_task(part.put(0, TOY.k[0], TOY.v[0]))
+                await asyncio.sleep(0)  # it lets what was put before be handed over
+                await asyncio.sleep(0)  # it has sealed one block, and it is our turn
+                putting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await putting
+                assert publication.aborted is not None
                 await part.put(0, TOY.k[0], TOY.v[0])
 
 

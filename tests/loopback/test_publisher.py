@@ -21,7 +21,7 @@ from kvcs.moqt.objects import ObjectStatus
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import Property
 from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS
-from kvcs.publisher import segment as segment_module
+from kvcs.publisher import payloads
 from kvcs.quic.connection import Connection, PeerRequest
 from tests.builders import (
     BRIEF,
@@ -303,34 +303,40 @@ async def test_layers_that_were_put_side_by_side_keep_their_order(files: PemFile
 
 
 def large_toy() -> Any:
-    """Layers of 2 MiB, which are copied and hashed off the event loop."""
+    """Layers of 2 MiB, which are copied and hashed in a thread or step by step."""
     return toy_publication((2,), layers=2, kv_heads=8, head_dim=128, block_tokens=256)
 
 
 async def test_a_layer_is_handed_over_before_the_next_is_hashed(
     files: PemFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_module, "THREAD_OCTETS", 0)
+    monkeypatch.setattr(payloads, "THREAD_OCTETS", 0)
     toy, prefix, wire = toy_publication(), toy_prefix(), Wire()
     handed_over: list[set[int]] = []
-    prepare = kvcs.Segment._prepare
+    steps = payloads.LayerPayloads._steps
 
-    def noting(self: kvcs.Segment, layer: int, *rest: Any) -> Any:
-        handed_over.append({track.objects_sent for track in self.tracks})
-        return prepare(self, layer, *rest)
+    def noting(self: payloads.LayerPayloads, *given: Any) -> Any:
+        handed_over.append({track.objects_sent for track in segment.tracks})
+        return steps(self, *given)
 
-    monkeypatch.setattr(kvcs.Segment, "_prepare", noting)
+    monkeypatch.setattr(payloads.LayerPayloads, "_steps", noting)
     async with serving(files) as server, joined(server, files, wire) as client:
         async with kvcs.Publisher(server).publish(prefix) as publication:
             async with kvcs.Subscriber(client, settings=QUICK).open(prefix) as cache:
                 await wire.until(lambda: len(wire.of(events.RequestAccepted)) == 4)
-                await put(await publication.segment(), toy)
+                segment = await publication.segment()
+                await put(segment, toy)
                 assert all([same(layer, toy) async for layer in cache])
     objects = prefix.blocks + 1  # the End of Group, too
     assert handed_over == [{layer * objects} for layer in range(prefix.descriptor.layers)]
 
 
-async def test_put_can_be_cancelled_and_repeated(files: PemFiles) -> None:
+@pytest.mark.parametrize("processors", [1, 4])
+async def test_put_can_be_cancelled_and_repeated(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch, processors: int
+) -> None:
+    monkeypatch.setattr(payloads, "PROCESSORS", processors)
+    monkeypatch.setattr(payloads, "STEP_OCTETS", 1)
     toy = large_toy()
     prefix = toy_prefix(2, descriptor=toy.descriptor)
     async with serving(files) as server, joined(server, files) as client:
@@ -351,6 +357,27 @@ async def test_put_can_be_cancelled_and_repeated(files: PemFiles) -> None:
             assert (publication.progress.objects, publisher.held_octets) == (0, 0)
             await put(segment, toy)
             assert all(same(layer, toy) for layer in await layers_of(client, prefix))
+
+
+async def test_others_have_their_turn_between_the_steps_of_a_layer(
+    files: PemFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads, "PROCESSORS", 1)
+    monkeypatch.setattr(payloads, "STEP_OCTETS", 1)
+    toy = large_toy()
+    prefix = toy_prefix(2, descriptor=toy.descriptor)
+    async with serving(files) as server:
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            putting = asyncio.create_task(segment.put(0, *tensors(toy, 0)))
+            turns = 0
+            while not putting.done():
+                await asyncio.sleep(0)
+                turns += 1
+            await putting
+            assert turns >= 4, "K and V have two blocks each"
+            assert publication.progress.objects == 4
+            await segment.put(1, *tensors(toy, 1))
 
 
 # Sessions

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvcs.kv import memory
-from kvcs.kv.memory import MAPPED_OCTETS, new_array, new_memory
+from kvcs.kv.memory import MAPPED_OCTETS, commit, new_array, new_memory
 
 SIZES = (1, 4095, MAPPED_OCTETS - 1, MAPPED_OCTETS, MAPPED_OCTETS + 1, 3 * MAPPED_OCTETS + 12_345)
 
@@ -36,8 +36,10 @@ def test_an_array_has_its_shape_and_dtype(shape: tuple[int, ...], dtype: str) ->
     assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
 
 
-class Mapping(mmap.mmap):
-    """A mapping that can be seen to go."""
+class Mapping(memory.Mapping):
+    """A mapping that can be seen to go, and of which pages are asked for."""
+
+    asked: ClassVar[list[tuple[int, int]]] = []
 
     made: ClassVar[weakref.WeakSet[Mapping]] = weakref.WeakSet()
 
@@ -46,14 +48,20 @@ class Mapping(mmap.mmap):
         cls.made.add(new)
         return new
 
+    def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
+        assert length is not None
+        self.asked.append((start, length))
+        super().madvise(option, start, length)
+
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Nothing is spare; how many mappings were made since and are there."""
     memory.SPARE.clear()
-    monkeypatch.setattr(mmap, "mmap", Mapping)
+    monkeypatch.setattr(memory, "Mapping", Mapping)
     yield lambda: len(Mapping.made)
     memory.SPARE.clear()
+    Mapping.asked.clear()
     assert len(Mapping.made) == 0
 
 
@@ -99,6 +107,37 @@ def test_no_memory_is_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     memory.SPARE.clear()
-    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(memory, "Mapping", refuse)
     with pytest.raises(MemoryError, match="Cannot allocate"):
         new_memory(MAPPED_OCTETS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that is asked")
+def test_pages_are_asked_for_where_a_part_lies_in_memory_that_is_new(
+    mappings: Callable[[], int],
+) -> None:
+    page = mmap.PAGESIZE
+    first = new_memory(3 * MAPPED_OCTETS)
+    first[:] = 7
+    commit(first[10:20])
+    commit(first[3 * page - 5 : 4 * page + 11].view("<u2").reshape(2, -1))
+    commit(first[:0])
+    commit(np.empty(page, np.uint8))
+    commit(new_memory(MAPPED_OCTETS - 1))
+    assert Mapping.asked == [(0, 20), (2 * page, 2 * page + 11)]
+    assert (first == 7).all()
+    del first
+    commit(new_memory(3 * MAPPED_OCTETS))
+    assert (mappings(), len(Mapping.asked)) == (1, 2), "its pages are there"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that is asked")
+def test_a_system_that_does_not_know_how_gives_pages_as_they_are_touched(
+    mappings: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_POPULATE_WRITE", 2**30)
+    array = new_memory(MAPPED_OCTETS)
+    commit(array)
+    array[:] = 7
+    assert Mapping.asked == [(0, MAPPED_OCTETS)] and (array == 7).all()
+    assert mappings() == 1

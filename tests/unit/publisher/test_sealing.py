@@ -14,6 +14,7 @@ from kvcs.kv.protection import Sealer, immutable_properties
 from kvcs.kv.tracks import Component
 from kvcs.moqt.names import FullTrackName, Location
 from kvcs.publisher.sealing import SegmentSealer
+from kvcs.publisher.steps import finished
 
 KEY = ProtectionKey(2**32 + 1, b"\x05" * 32)
 SPACE = (b"kvcs-1",)
@@ -61,7 +62,7 @@ def test_each_block_is_sealed_as_it_would_be_published(
         for name in names:
             sources = of[name.component]
             encoder = BlockEncoder(name, 10, form, 1 << 20)
-            made = sealer.seal(name, layer, 7, encoder, sources, rooms[name])
+            made = finished(sealer.seal(name, layer, 7, encoder, sources, rooms[name]))
             assert len(made) == BLOCKS + PADDING
             opener = Opener({KEY.key_id: KEY}, FullTrackName(SPACE, name.name))
             for block, each in enumerate(made):

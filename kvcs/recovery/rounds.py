@@ -397,6 +397,20 @@ class Recovery:
             return False
         return last.object == manifest.segments[track.segment].blocks - 1
 
+    def _shown(self, track: DataTrack, last: Location) -> Location:
+        """Where a FETCH ends that has to bring an Object as its last one.
+
+        Behind the last real block it goes on to the end of the padding: a relay that has lost
+        something would see how many blocks are real (KVCS "Privacy Considerations").
+        """
+        manifest = self._patient.ledger.manifest
+        if manifest is None or track.segment >= len(manifest.segments):
+            return last
+        entry = manifest.segments[track.segment]
+        if not entry.padding_blocks or last.object != entry.blocks - 1:
+            return last
+        return Location(last.group, last.object + entry.padding_blocks)
+
     # Asking
 
     async def _fetch_all(
@@ -416,7 +430,7 @@ class Recovery:
         parameters = Parameters.of(
             subscriber_priority=self._settings.subscriber_priority,
             group_order=GroupOrder.ASCENDING,
-            location_filter=LocationFilter.between(run.first, run.last),
+            location_filter=LocationFilter.between(run.first, self._shown(run.track, run.last)),
         )
         try:
             request_id = connection.core.requester.fetch(name, parameters)

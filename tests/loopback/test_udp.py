@@ -98,20 +98,20 @@ async def test_what_waits_is_read_in_bounded_batches() -> None:
 async def test_a_batch_of_large_datagrams_is_bounded_in_octets() -> None:
     endpoint = Endpoint()
     receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
-    size, sent = BATCH_OCTETS // 8, 0
+    size, sent = BATCH_OCTETS // 16, 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.connect(receiver.getsockname())
         # No more than a kernel with small buffers keeps.
         set_buffers(receiver, 4 * 1024 * 1024)
-        while (sent + 1) * 2 * size < socket_buffers(receiver)[0] and sent < 20:
+        while (sent + 1) * 2 * size < socket_buffers(receiver)[0] and sent < 40:
             sender.send(sent.to_bytes(1, "big") * size)
             sent += 1
     opened = await open_udp(receiver, endpoint)
     await endpoint.until(lambda: len(endpoint.received) == sent)
     assert [data[0] for data in endpoint.received] == list(range(sent))
-    assert max(map(len, endpoint.batches)) <= 8
-    if sent == 20:
-        assert [len(batch) for batch in endpoint.batches[:3]] == [8, 8, 4]
+    assert max(map(len, endpoint.batches)) <= 16
+    if sent == 40:
+        assert [len(batch) for batch in endpoint.batches[:3]] == [16, 16, 8]
     opened.close()
 
 

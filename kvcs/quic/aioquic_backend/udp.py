@@ -21,9 +21,11 @@ log = get_logger("kvcs.quic")
 BATCH: Final = 64
 """Datagrams read per wake-up; then events are delivered and one transmission follows."""
 
-BATCH_OCTETS: Final = 256 * 1024
+BATCH_OCTETS: Final = 512 * 1024
 """Octets after which a wake-up reads no more: a sender that has a window of a few megabytes out
-hears of what arrived while there is more on the way, and neither side waits for the other."""
+hears of what arrived while there is more on the way, and neither side waits for the other. Half as
+much takes a twentieth more processor time on both sides: an acknowledgement costs more than a
+datagram."""
 
 LARGEST_UDP: Final = 65_535
 """Room for any datagram that a peer may send."""

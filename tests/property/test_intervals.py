@@ -50,6 +50,18 @@ def test_one_location_is_put_as_it_is_added(
     assert put.ranges() == added.ranges()
 
 
+@given(steps, st.lists(st.tuples(places, places), max_size=8))
+def test_a_run_of_one_group_is_put_as_it_is_added(
+    what: list[tuple[str, Location, Location]], more: list[tuple[Location, Location]]
+) -> None:
+    (put, _), (added, _) = build(what), build(what)
+    for first, last in more:
+        if first.group == last.group and first <= last:
+            put.put_run(first, last)
+            added.add(first, last)
+    assert put.ranges() == added.ranges()
+
+
 @given(steps)
 def test_ranges_are_sorted_disjoint_and_do_not_touch(
     what: list[tuple[str, Location, Location]],

@@ -43,22 +43,38 @@ class SendBuffer:
         Returns:
             How many those are.
         """
-        before = self._stop
-        for part in parts:
-            view = part if isinstance(part, (bytes, memoryview)) else memoryview(part)
-            if isinstance(view, memoryview) and (view.itemsize != 1 or view.ndim != 1):
-                view = view.cast("B")  # len() would count rows, not octets
-            size = len(view)
-            if not size:
-                continue
-            last = self._parts[-1] if self._parts else None
-            if size <= SMALL_OCTETS and isinstance(last, bytes) and len(last) <= SMALL_OCTETS:
-                self._parts[-1] = last + view
-            else:
-                self._parts.append(bytes(view) if size <= SMALL_OCTETS else view)
-                self._starts.append(self._stop)
-            self._stop += size
-        return self._stop - before
+        held, starts = self._parts, self._starts
+        before = stop = self._stop
+        last: bytes | memoryview = held[-1] if held else b""
+        # What small pieces are joined to, while there is such a piece at the end.
+        small = last if held and isinstance(last, bytes) and len(last) <= SMALL_OCTETS else None
+        try:
+            for part in parts:
+                view: bytes | memoryview
+                if type(part) is bytes:
+                    view = part
+                else:
+                    view = part if type(part) is memoryview else memoryview(part)
+                    if view.itemsize != 1 or view.ndim != 1:
+                        view = view.cast("B")  # len() would count rows, not octets
+                size = len(view)
+                if size > SMALL_OCTETS:
+                    held.append(view)
+                    starts.append(stop)
+                    small = None
+                elif size:
+                    if small is None:
+                        small = bytes(view)
+                        held.append(small)
+                        starts.append(stop)
+                    else:
+                        held[-1] = small = small + view
+                        if len(small) > SMALL_OCTETS:
+                            small = None
+                stop += size
+        finally:
+            self._stop = stop
+        return stop - before
 
     def __getitem__(self, where: slice) -> bytes:
         """A copy of octets ``where.start`` to ``where.stop``, both within the buffer."""

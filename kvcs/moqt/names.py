@@ -12,6 +12,12 @@ MAX_NAMESPACE_FIELDS = 32
 MAX_NAME_OCTETS = 4096
 _LITERAL = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 
+_FORM = (
+    "a Track Namespace is a tuple of octet strings, and a Track Name is one of them, as in"
+    " FullTrackName((b'example', b'weather'), b'temperature')"
+)
+"""What our caller is told who gives something else."""
+
 TrackNamespace = tuple[bytes, ...]
 
 
@@ -59,6 +65,33 @@ def check_namespace(namespace: TrackNamespace, name: bytes = b"") -> None:
     total = sum(map(len, namespace)) + len(name)
     if total > MAX_NAME_OCTETS:
         raise SessionError(f"Full Track Name has {total} octets, limit {MAX_NAME_OCTETS}", 0x3)
+
+
+def check_ours(namespace: TrackNamespace, name: bytes = b"") -> None:
+    """Hold a Track Namespace, with its Track Name, that our caller gives to what can be sent.
+
+    Raises:
+        UsageError: fields that are not octet strings, or beyond the limits of `check_namespace`.
+    """
+    if not isinstance(namespace, tuple) or not all(
+        isinstance(field, bytes) for field in (*namespace, name)
+    ):
+        raise UsageError(_FORM)
+    try:
+        check_namespace(namespace, name)
+    except SessionError as exc:
+        raise UsageError(exc.reason) from None
+
+
+def check_our_track(name: FullTrackName) -> None:
+    """Hold a Full Track Name that our caller gives to what can be sent.
+
+    Raises:
+        UsageError: it is none, or as `check_ours`.
+    """
+    if not isinstance(name, tuple) or len(name) != 2:
+        raise UsageError(_FORM)
+    check_ours(*name)
 
 
 def is_prefix(prefix: TrackNamespace, namespace: TrackNamespace) -> bool:

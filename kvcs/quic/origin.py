@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvcs.errors import ConnectionClosed, RequestError, UsageError
 from kvcs.moqt import events
 from kvcs.moqt.errors import DoesNotExist, RequestCode
-from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
+from kvcs.moqt.names import FullTrackName, TrackNamespace, check_our_track, check_ours, is_prefix
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.track.store import Track
 from kvcs.quic.announcements import Announcements
@@ -119,8 +119,9 @@ class Origin:
         """Serve a Track.
 
         Raises:
-            UsageError: there is one of that name.
+            UsageError: there is one of that name, or it has a name that cannot be sent.
         """
+        check_our_track(track.name)
         if track.name in self._tracks:
             raise UsageError(f"the track {track.name} is published already")
         self._tracks[track.name] = track
@@ -176,9 +177,11 @@ class Origin:
         Raises:
             RequestError: every session refused it.
             ConnectionClosed: there is no session any more.
+            UsageError: it cannot be sent.
 
         Cancelling withdraws it.
         """
+        check_ours(namespace)
         self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
         self._waited_for.add(namespace)
@@ -245,7 +248,12 @@ class Origin:
             self._connections[connection].announcements.withdraw(namespace)
 
     def offer_namespace(self, namespace: TrackNamespace) -> None:
-        """Announce a namespace without waiting: a listening server, whose peers may refuse."""
+        """Announce a namespace without waiting: a listening server, whose peers may refuse.
+
+        Raises:
+            UsageError: it cannot be sent.
+        """
+        check_ours(namespace)
         self._namespaces[namespace] = None
         self._name_to_subscribers(namespace)
         for attached in self._connections.values():

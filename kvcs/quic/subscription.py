@@ -28,7 +28,7 @@ from kvcs.moqt import events
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.messages import SubscribeOk
-from kvcs.moqt.names import FullTrackName, Location
+from kvcs.moqt.names import FullTrackName, Location, check_our_track
 from kvcs.moqt.objects import ObjectHeader, RangeKind
 from kvcs.moqt.parameters import Parameters
 from kvcs.quic.connection import Connection
@@ -251,7 +251,9 @@ async def subscribe(
     Raises:
         RequestError: the peer refused it.
         ConnectionClosed: the session ended.
+        UsageError: the name cannot be sent.
     """
+    check_our_track(name)
     if parameters is None:
         parameters = Parameters.of(location_filter=LocationFilter.next_object())
         if fill:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kvcs.errors import RequestError
 from kvcs.moqt import events
 from kvcs.moqt.errors import RequestCode
-from kvcs.moqt.names import FullTrackName, TrackNamespace, is_prefix
+from kvcs.moqt.names import FullTrackName, TrackNamespace, check_ours, is_prefix
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.quic.replies import refusal
@@ -168,10 +168,11 @@ class Tracks:
             parameters: first settings of the subscriptions; TRACK_PROPERTY_FILTER selects Tracks.
 
         Raises:
-            UsageError: the prefix overlaps one that is watched on this session.
+            UsageError: the prefix overlaps one that is watched on this session, or cannot be sent.
             ConnectionClosed: the session is over.
         """
         connection = self._connection
+        check_ours(prefix)
         connection.check_open()
         watch = TrackWatch(self, prefix)
         watch.request_id = connection.core.requester.subscribe_tracks(prefix, parameters)

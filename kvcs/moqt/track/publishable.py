@@ -6,11 +6,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcs.errors import UsageError
+from kvcs.moqt.names import MAX_VI64
 from kvcs.moqt.objects import ObjectHeader, ObjectStatus
 from kvcs.moqt.track.stored import Group, Subgroup
 
 if TYPE_CHECKING:
     from kvcs.moqt.track.store import Track
+
+
+def check_whole(header: ObjectHeader, parts: Sequence[memoryview]) -> None:
+    """Hold what an application gives for one Object to what can be sent: else whoever asks for it
+    would pay with the session.
+
+    Raises:
+        UsageError: the parts are no octets, or not as many as the header says; or a number of it
+            is out of bounds.
+    """
+    views = (memoryview, bytes, bytearray)
+    if isinstance(parts, views) or not all(isinstance(part, views) for part in parts):
+        raise UsageError("the payload is a sequence of memoryviews, such as (memoryview(payload),)")
+    octets = sum(memoryview(part).nbytes for part in parts)
+    if octets != header.payload_length or octets != sum(map(len, parts)):
+        raise UsageError(
+            f"the parts have {octets} octets, the header says {header.payload_length}; views of"
+            " arrays are cast to octets first"
+        )
+    ids = (header.group_id, header.object_id, header.subgroup_id or 0)
+    if not all(isinstance(number, int) and 0 <= number <= MAX_VI64 for number in ids):
+        raise UsageError(f"Group, Object and Subgroup ID lie in 0..2**64-1, not {ids}")
+    priority = header.publisher_priority
+    if priority is not None and not 0 <= priority <= 255:
+        raise UsageError(f"Publisher Priority lies in 0..255, not {priority}")
 
 
 def check_publishable(track: Track, headers: Sequence[ObjectHeader]) -> None:

@@ -22,7 +22,7 @@ from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.bridge import Bridge, note_delivered, reset_subgroup
 from kvcs.moqt.track.followed import Followed
 from kvcs.moqt.track.live import LiveStream
-from kvcs.moqt.track.publishable import check_publishable
+from kvcs.moqt.track.publishable import check_publishable, check_whole
 from kvcs.moqt.track.stored import (
     DEFAULT_PRIORITY,
     FIRST_PART_OCTETS,
@@ -172,9 +172,11 @@ class Track(Followed):
 
         Raises:
             UsageError: the Location was used, or lies behind an end or out of order; an Object
-                never changes (MOQT §2.1, KVCS "Publisher Behavior").
+                never changes (MOQT §2.1, KVCS "Publisher Behavior"). Or the payload is not as long
+                as the header says, or no number of it can be sent.
             StoreFull: the budget has no room.
         """
+        check_whole(header, parts)
         self.publish_run(((header, parts),), now, end_of_group=end_of_group, octets=octets)
 
     def publish_run(

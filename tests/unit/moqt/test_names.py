@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcs.errors import SessionError, UsageError
@@ -10,6 +12,7 @@ from kvcs.moqt.names import (
     Location,
     TrackNamespace,
     check_namespace,
+    check_our_track,
     is_prefix,
     name_text,
     namespace_text,
@@ -103,3 +106,25 @@ def test_text_of_a_namespace_has_no_empty_field() -> None:
     for text in ("a--b", "-", "a-"):
         with pytest.raises(UsageError):
             parse_namespace_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("news", "is a tuple of octet strings"),
+        ((b"news",), "is a tuple of octet strings"),
+        ((b"news", b"today"), "is a tuple of octet strings"),
+        ((("news",), b"today"), "is a tuple of octet strings"),
+        (((b"news",), "today"), "is a tuple of octet strings"),
+        (((b"a",) * 33, b""), "33 fields, limit 32"),
+        (((b"a", b""), b""), "an empty field"),
+        (((b"a" * 4096,), b"b"), "4097 octets, limit 4096"),
+    ],
+)
+def test_a_name_of_our_own_that_cannot_be_sent(name: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        check_our_track(name)
+
+
+def test_a_name_of_our_own_that_can() -> None:
+    check_our_track(FullTrackName((b"a",) * 32, b"b" * 4064))

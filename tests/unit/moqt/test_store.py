@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -490,3 +491,30 @@ def test_a_datagram_is_kept_and_told_once() -> None:
         cache.take_datagram(header, b"date", 0.0)
     cache.take_datagram(ObjectHeader(2, 2, None, 3, END_OF_GROUP), b"", 0.0)
     assert cache.first_unknown(at(2, 2), at(2, 9)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "why"),
+    [
+        ({"payload_length": 3}, (memoryview(b"four"),), "have 4 octets, the header says 3"),
+        ({}, b"four", "a sequence of memoryviews"),
+        ({}, memoryview(b"four"), "a sequence of memoryviews"),
+        ({}, ("four",), "a sequence of memoryviews"),
+        ({}, (memoryview(b"four").cast("H"),), "are cast to octets first"),
+        ({"group_id": -1}, (memoryview(b"four"),), r"lie in 0\.\.2\*\*64-1"),
+        ({"object_id": MAX_VI64 + 1}, (memoryview(b"four"),), r"lie in 0\.\.2\*\*64-1"),
+        ({"subgroup_id": -1}, (memoryview(b"four"),), r"lie in 0\.\.2\*\*64-1"),
+        ({"publisher_priority": 256}, (memoryview(b"four"),), r"lies in 0\.\.255, not 256"),
+    ],
+)
+def test_what_no_peer_could_be_sent_is_not_published(
+    changes: dict[str, Any], parts: Any, why: str
+) -> None:
+    target = track()
+    header = ObjectHeader(**{"group_id": 0, "object_id": 0, "payload_length": 4, **changes})
+    with pytest.raises(UsageError, match=why):
+        target.publish(header, parts, 0.0)
+    assert target.largest is None
+    header = ObjectHeader(group_id=0, object_id=0, payload_length=4)
+    target.publish(header, (memoryview(b"fo"), memoryview(b"ur")), 0.0)
+    assert target.largest == at(0, 0)

@@ -197,10 +197,14 @@ async def test_garbage_leaves_no_state(files: PemFiles) -> None:
 async def test_what_cannot_be_answered_leaves_no_state(files: PemFiles) -> None:
     server = await serve(files)
     now = asyncio.get_running_loop().time()
-    server.listener.datagram_received(first_flight(files), (HOST, 0), now)
+    server.listener.datagrams_received([first_flight(files)], (HOST, 0), now)
     assert server.listener.connections == 0
-    server.listener.datagram_received(first_flight(files), (HOST, 9), now)
+    server.listener.datagrams_received([first_flight(files)], (HOST, 9), now)
     assert server.listener.connections == 1
+    # Of those that are read together each makes its own.
+    several = [first_flight(files), b"", b"\x40" * 50, first_flight(files)]
+    server.listener.datagrams_received(several, (HOST, 9), now)
+    assert server.listener.connections == 3
     await server.listener.close()
 
 

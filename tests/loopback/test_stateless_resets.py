@@ -103,7 +103,7 @@ async def test_a_token_that_is_not_the_connections_does_nothing(files: PemFiles)
     assert answer[-16:] != known.stateless_reset_token
     now = asyncio.get_running_loop().time()
     source = (HOST, server.port)
-    client.transport.datagram_received(answer, source, now)
+    client.transport.datagrams_received([answer], source, now)
     client.transport.batch_ended(now)
     assert client.ends == []
     client.transport.send(2, b"alive", True)

@@ -40,13 +40,16 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.batches: list[list[bytes]] = [[]]
+        self.handed: list[tuple[Any, list[bytes]]] = []
         self.refusals = 0
         self.unblocks = 0
         self.changed = asyncio.Event()
 
-    def datagram_received(self, data: bytes, address: Any, now: float) -> None:
+    def datagrams_received(self, datagrams: list[bytes], address: Any, now: float) -> None:
         assert now > 0.0
-        self.batches[-1].append(data)
+        assert datagrams
+        self.batches[-1] += datagrams
+        self.handed.append((address, datagrams))
 
     def batch_ended(self, now: float) -> None:
         self.batches.append([])
@@ -113,6 +116,40 @@ async def test_a_batch_of_large_datagrams_is_bounded_in_octets() -> None:
     if sent == 40:
         assert [len(batch) for batch in endpoint.batches[:3]] == [16, 16, 8]
     opened.close()
+
+
+async def test_what_waits_is_handed_over_by_where_it_comes_from() -> None:
+    endpoint = Endpoint()
+    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
+    set_buffers(receiver, 1024 * 1024)
+    senders = [bound_socket(socket.AF_INET, (HOST, 0), receiver.getsockname()) for _ in range(2)]
+    sizes = [2000, 3000, 2000, 100, 1]
+    first, second = (sender.getsockname() for sender in senders)
+    for sender in (senders[0], senders[1], senders[0]):
+        for index, size in enumerate(sizes):
+            sender.send(bytes((index,)) * size)
+    opened = await open_udp(receiver, endpoint)
+    await endpoint.until(lambda: len(endpoint.received) == 3 * len(sizes))
+    assert [len(data) for data in endpoint.received] == 3 * sizes
+    assert [data[0] for data in endpoint.received] == 3 * list(range(len(sizes)))
+    assert [address for address, _ in endpoint.handed] == [first, second, first]
+    opened.close()
+    for sender in senders:
+        sender.close()
+
+
+async def test_no_more_is_handed_over_at_once_than_near_caches_hold() -> None:
+    endpoint = Endpoint()
+    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
+    set_buffers(receiver, 1024 * 1024)
+    sender = bound_socket(socket.AF_INET, (HOST, 0), receiver.getsockname())
+    for _ in range(5):
+        sender.send(bytes(16_000))
+    opened = await open_udp(receiver, endpoint)
+    await endpoint.until(lambda: len(endpoint.received) == 5)
+    assert [len(datagrams) for _, datagrams in endpoint.handed] == [4, 1]
+    opened.close()
+    sender.close()
 
 
 async def test_a_full_socket_keeps_order_and_reports_when_there_is_room() -> None:

@@ -194,10 +194,11 @@ class _Attempt:
 
     # Endpoint
 
-    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """One datagram arrived."""
-        if self._transport is not None:
-            self._transport.datagram_received(data, address, now)
+    def datagrams_received(self, datagrams: list[bytes], address: Address, now: float) -> None:
+        """Datagrams arrived."""
+        transport = self._transport
+        while transport is not None and datagrams:
+            datagrams = datagrams[transport.datagrams_received(datagrams, address, now) :]
 
     def batch_ended(self, now: float) -> None:
         """All datagrams of a wake-up were handed over."""

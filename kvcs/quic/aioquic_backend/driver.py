@@ -147,21 +147,29 @@ class ConnectionDriver:
         """End the connection unless its handshake is complete by then."""
         self._set_deadline(self._clock.time() + seconds, self._handshake_timed_out)
 
-    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """Take one datagram and deliver its events; `batch_ended` follows.
+    def datagrams_received(self, datagrams: list[bytes], address: Address, now: float) -> int:
+        """Take datagrams in order and deliver their events; `batch_ended` follows.
 
-        Events are not gathered: their octets are still in the processor's cache, and the memory of
-        a whole batch would be fetched from the system and given back each time.
+        Octets of one stream that lie in datagrams behind each other are delivered together. What
+        goes on otherwise is not gathered: octets are still in the processor's cache, and the
+        memory of more would be fetched from the system and given back each time.
+
+        Returns:
+            How many were taken, at least one: the rest may be for another connection.
         """
         if self._phase is Phase.CLOSING:
             self._repeat_farewell()
-        elif self._phase is not Phase.OVER:
-            self._heard_at = now
-            self._octets_received += len(data)
-            self._in_batch = True
+            return 1
+        if self._phase is Phase.OVER:
+            return 1
+        self._heard_at = now
+        self._in_batch = True
+        quic = self._quic
+        batch = quic.batch(datagrams, address, now)
+        while batch.at < batch.count and not self._is_ending():
             piece = None
             try:
-                piece = self._quic.take(data, address, now)
+                piece = quic.take(batch)
             except Exception:
                 self._fail("datagram_failed")
             try:
@@ -170,9 +178,11 @@ class ConnectionDriver:
                 elif self._phase is Phase.OPEN and self._receiver is not None:
                     stream_id, octets = piece
                     self._receiver.stream_data(stream_id, octets, False)
-                    self._quic.consume(stream_id, len(octets))
+                    quic.consume(stream_id, len(octets))
             except Exception:
                 self._fail("receiver_failed")
+        self._octets_received += sum(map(len, datagrams[: batch.at]))
+        return batch.at
 
     def batch_ended(self, now: float) -> None:
         """All datagrams of a wake-up are delivered: let the receiver send, then transmit once."""

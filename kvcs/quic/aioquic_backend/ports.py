@@ -57,8 +57,11 @@ class Clock(Protocol):
 class Driven(Protocol):
     """What an owner sees of a connection."""
 
-    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """Take one datagram and deliver its events; `batch_ended` follows."""
+    def datagrams_received(self, datagrams: list[bytes], address: Address, now: float) -> int:
+        """Take datagrams and deliver their events; `batch_ended` follows.
+
+        Returns how many were taken, at least one: the rest may be for another connection.
+        """
 
     def batch_ended(self, now: float) -> None:
         """All datagrams of a wake-up are delivered: let the receiver send, then transmit once."""

@@ -195,23 +195,26 @@ class AioquicListener:
 
     # Endpoint
 
-    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """Hand a datagram to its connection, or make one for a first flight."""
+    def datagrams_received(self, datagrams: list[bytes], address: Address, now: float) -> None:
+        """Hand datagrams to their connections, or make one for a first flight."""
         if self._udp is None:
             return  # not attached yet; a client repeats its first flight
         if address[1] == 0:
             # Nobody can be answered there, and the kernel's refusal would look like one of
             # segmentation, which would end for everybody.
             return
-        entry = self._route(data, address)
-        if entry is not None:
-            entry.transport.datagram_received(data, address, now)
-            if data[0] & LONG_HEADER and entry.transport.heard_nothing:
-                # Not a readable first flight: whoever sent it gets no state for it.
-                entry.transport.abandon()
-                self._forget(entry.transport)
-            else:
-                self._touched[entry.transport] = None
+        while datagrams:
+            taken, data = 1, datagrams[0]
+            entry = self._route(data, address)
+            if entry is not None:
+                taken = entry.transport.datagrams_received(datagrams, address, now)
+                if data[0] & LONG_HEADER and entry.transport.heard_nothing:
+                    # Not a readable first flight: whoever sent it gets no state for it.
+                    entry.transport.abandon()
+                    self._forget(entry.transport)
+                else:
+                    self._touched[entry.transport] = None
+            datagrams = datagrams[taken:]
 
     def batch_ended(self, now: float) -> None:
         """Let each connection that received deliver and transmit, once."""

@@ -27,6 +27,9 @@ hears of what arrived while there is more on the way, and neither side waits for
 much takes a twentieth more processor time on both sides: an acknowledgement costs more than a
 datagram."""
 
+GATHERED_OCTETS: Final = 64 * 1024
+"""Octets of datagrams that are handed over together: they fit the processor's nearest caches."""
+
 LARGEST_UDP: Final = 65_535
 """Room for any datagram that a peer may send."""
 
@@ -49,8 +52,8 @@ REFUSALS: Final = (ConnectionRefusedError, ConnectionResetError)
 class Endpoint(Protocol):
     """Who uses a socket."""
 
-    def datagram_received(self, data: bytes, address: Address, now: float) -> None:
-        """One datagram arrived."""
+    def datagrams_received(self, datagrams: list[bytes], address: Address, now: float) -> None:
+        """Datagrams arrived from one address, at least one, in this order."""
 
     def batch_ended(self, now: float) -> None:
         """All datagrams of a wake-up were handed over."""
@@ -229,12 +232,13 @@ class UdpSocket:
 
     def _readable(self) -> None:
         now = self._loop.time()
-        deliver, joined = self._endpoint.datagram_received, self._joined
         refused = False
-        count = octets = 0
+        count = octets = gathered_octets = 0
+        gathered: list[bytes] = []
+        source: Address = None
         while count < BATCH and octets < BATCH_OCTETS:
             try:
-                if joined:
+                if self._joined:
                     datagrams, address = segments.receive(self._sock, LARGEST_UDP)
                 else:
                     data, address = self._sock.recvfrom(LARGEST_UDP)
@@ -246,13 +250,25 @@ class UdpSocket:
                 refused = refused or isinstance(exc, REFUSALS)
                 count += 1
                 continue
-            for data in datagrams:
-                octets += len(data)
-                deliver(data, address, now)
+            if gathered and address != source:
+                self._endpoint.datagrams_received(gathered, source, now)
                 if self._closed:
                     return
+                gathered, gathered_octets = [], 0
+            source = address
+            gathered += datagrams
+            size = sum(map(len, datagrams))
             count += len(datagrams)
-        if refused:
+            octets += size
+            gathered_octets += size
+            if gathered_octets + len(datagrams[0]) > GATHERED_OCTETS:  # one like it is too much
+                self._endpoint.datagrams_received(gathered, source, now)
+                if self._closed:
+                    return
+                gathered, gathered_octets = [], 0
+        if gathered:
+            self._endpoint.datagrams_received(gathered, source, now)
+        if refused and not self._closed:
             self._endpoint.refused()
         if not self._closed:
             self._endpoint.batch_ended(now)
@@ -295,7 +311,7 @@ class _PlainProtocol(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: Any) -> None:
         if self.closed:
             return
-        self._endpoint.datagram_received(data, addr, self._loop.time())
+        self._endpoint.datagrams_received([data], addr, self._loop.time())
         if self._pending is None:
             self._pending = self._loop.call_soon(self._end_batch)
 

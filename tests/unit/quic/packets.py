@@ -5,7 +5,7 @@ from __future__ import annotations
 from aioquic.tls import Epoch
 
 from kvcs.quic.aioquic_backend.private.flights import Flight
-from tests.unit.quic.pair import CLIENT, Pair
+from tests.unit.quic.pair import CLIENT, Pair, hand_over
 
 FIRST = 6
 """The first stream of Objects of a client: 2 is for control."""
@@ -25,8 +25,7 @@ def flight_of(pair: Pair, payload: bytes, first: int = 0) -> bytes:
 def give(pair: Pair, *datagrams: bytes) -> None:
     """Hand datagrams to the server as if the client had sent them."""
     now = pair.clock.time()
-    for datagram in datagrams:
-        pair.server.transport.datagram_received(datagram, CLIENT, now)
+    hand_over(pair.server.transport, list(datagrams), CLIENT, now)
     pair.server.transport.batch_ended(now)
 
 

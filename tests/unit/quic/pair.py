@@ -7,6 +7,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,6 +88,14 @@ class VirtualClock:
         reached: list[bool] = []
         self.call_at(self._now + seconds, lambda: reached.append(True))
         self.run_until(lambda: bool(reached), seconds + 1.0)
+
+
+def hand_over(
+    transport: AioquicTransport, datagrams: list[bytes], address: Any, now: float
+) -> None:
+    """Give a transport datagrams as a socket does, which reads many at a time."""
+    while datagrams:
+        datagrams = datagrams[transport.datagrams_received(datagrams, address, now) :]
 
 
 class Recorder:
@@ -192,10 +202,10 @@ class Side:
         self._batch_arranged = False
         if self.stopped:
             return
-        for _ in range(min(len(self._kept), 64)):
-            data, address = self._kept.popleft()
-            self._kept_octets -= len(data)
-            self.transport.datagram_received(data, address, self.clock.time())
+        read = [self._kept.popleft() for _ in range(min(len(self._kept), 64))]
+        self._kept_octets -= sum(len(data) for data, _ in read)
+        for address, group in groupby(read, itemgetter(1)):
+            hand_over(self.transport, [data for data, _ in group], address, self.clock.time())
         self.transport.batch_ended(self.clock.time())
         if self._kept:
             self._read_soon()

@@ -13,7 +13,7 @@ from kvcs.quic.aioquic_backend.handshakes import Handshakes, site
 class Connection:
     """Stands for one; only what it is matters."""
 
-    def datagram_received(self, data: bytes, address: object, now: float) -> None:
+    def datagrams_received(self, datagrams: list[bytes], address: object, now: float) -> None:
         """Never called."""
 
     def batch_ended(self, now: float) -> None:

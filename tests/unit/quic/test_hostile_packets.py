@@ -145,7 +145,7 @@ def test_a_peer_that_goes_on_to_another_connection_id_is_read_the_short_way(by: 
     assert retired not in [known.cid for known in reader._host_cids]
     # What is sent to an ID that the peer has retired is nothing.
     (datagram,) = last.datagrams()
-    sender.peer.transport.datagram_received(datagram, sender.address, pair.clock.time())
+    sender.peer.transport.datagrams_received([datagram], sender.address, pair.clock.time())
     assert control + 8 not in sender.peer.receiver.data
 
 
@@ -215,7 +215,7 @@ def test_a_stateless_reset_ends_a_client(size: int) -> None:
     client = pair.client
     token = pair.server.quic._host_cids[0].stateless_reset_token
     now = pair.clock.time()
-    client.transport.datagram_received(b"\x40" + bytes(size - 17) + token, SERVER, now)
+    client.transport.datagrams_received([b"\x40" + bytes(size - 17) + token], SERVER, now)
     client.transport.batch_ended(now)
     ending = client.ending
     assert ending is not None
@@ -235,7 +235,7 @@ def test_what_only_looks_like_a_stateless_reset_is_nothing(what: str) -> None:
     datagram = bytes((first,)) + bytes(3 if what == "short" else 30) + token
     now = pair.clock.time()
     source = ("elsewhere", 9) if what == "address" else SERVER
-    client.transport.datagram_received(datagram, source, now)
+    client.transport.datagrams_received([datagram], source, now)
     client.transport.batch_ended(now)
     assert client.ending is None
     pair.server.transport.send(3, b"alive", False)

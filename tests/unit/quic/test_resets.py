@@ -115,6 +115,6 @@ def test_every_connection_id_of_a_server_has_the_token_that_follows_from_it() ->
     answer = made.answer(packet(60), client._peer_cid.cid, NEVER)
     assert answer is not None
     now = pair.clock.time()
-    pair.client.transport.datagram_received(answer, SERVER, now)
+    pair.client.transport.datagrams_received([answer], SERVER, now)
     pair.client.transport.batch_ended(now)
     assert before is None and pair.client.ending is not None

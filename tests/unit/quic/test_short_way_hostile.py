@@ -46,12 +46,12 @@ def test_a_packet_from_elsewhere_moves_the_path_as_it_does_in_the_library() -> N
     pair = ready()
     now = pair.clock.time()
     datagram = flight_of(pair, piece(FIRST, 65, b"third" * 10))
-    pair.server.transport.datagram_received(datagram, ("elsewhere", 9), now)
+    pair.server.transport.datagrams_received([datagram], ("elsewhere", 9), now)
     assert pair.server.receiver.data[FIRST][65:] == b"third" * 10
     assert pair.server.quic.get_peer_address() == ("elsewhere", 9)
     assert not pair.server.quic.path_is_validated
     datagram = flight_of(pair, piece(FIRST, 115, b"fourth" * 10))
-    pair.server.transport.datagram_received(datagram, ("elsewhere", 9), now)
+    pair.server.transport.datagrams_received([datagram], ("elsewhere", 9), now)
     assert pair.server.receiver.data[FIRST][115:] == b"fourth" * 10
 
 
@@ -63,9 +63,9 @@ def test_a_client_reads_nothing_from_elsewhere() -> None:
     )
     quic_flight.seal([piece(3, 0, b"x" * 50)])
     (datagram,) = quic_flight.datagrams()
-    pair.client.transport.datagram_received(datagram, ("elsewhere", 9), pair.clock.time())
+    pair.client.transport.datagrams_received([datagram], ("elsewhere", 9), pair.clock.time())
     assert 3 not in pair.client.receiver.data
-    pair.client.transport.datagram_received(datagram, SERVER, pair.clock.time())
+    pair.client.transport.datagrams_received([datagram], SERVER, pair.clock.time())
     assert pair.client.receiver.data[3] == b"x" * 50
 
 
@@ -161,7 +161,7 @@ def test_an_acknowledgement_takes_a_packet_of_its_own_only_where_nothing_else_le
     assert space.ack_at is None
     packet = space.sent_packets[max(space.sent_packets)]
     assert (packet.in_flight, packet.is_ack_eliciting) == (True, True)
-    client.transport.datagram_received(both[0], SERVER, pair.clock.time())
+    client.transport.datagrams_received([both[0]], SERVER, pair.clock.time())
     assert client.receiver.data[7] == bytes(500)
     client.transport.batch_ended(pair.clock.time())
     pair.clock.run_for(0.1)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, cast
 
+from aioquic._crypto import HeaderProtection
 from aioquic.quic.connection import NetworkAddress
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import PACKET_FIXED_BIT, QuicPacketType
@@ -169,11 +170,21 @@ class Flight:
             else sealed[head_octets + SAMPLE_START : head_octets + stop]
             for sealed in self._sealed
         ]
-        if self._protection._is_chacha20:
-            mask = self._protection._mask
-            return b"".join([mask(bytes(s)).ljust(SAMPLE_OCTETS, b"\0") for s in samples])
-        # AES encrypts block by block, so all samples go through in one call.
-        return self._protection._encryptor.update(b"".join(samples))
+        return header_masks(self._protection, samples)
+
+
+def header_masks(protection: HeaderProtection, samples: Sequence[bytes | bytearray]) -> bytes:
+    """Masks of headers in order, `SAMPLE_OCTETS` apart.
+
+    Args:
+        protection: with which key.
+        samples: of the packets (RFC 9001 §5.4.2).
+    """
+    if protection._is_chacha20:
+        mask = protection._mask
+        return b"".join([mask(bytes(s)).ljust(SAMPLE_OCTETS, b"\0") for s in samples])
+    # AES encrypts block by block, so all samples go through in one call.
+    return protection._encryptor.update(b"".join(samples))
 
 
 def reuse(datagrams: Sequence[tuple[bytes | bytearray, NetworkAddress]]) -> None:

@@ -118,38 +118,46 @@ async def test_a_batch_of_large_datagrams_is_bounded_in_octets() -> None:
     opened.close()
 
 
-async def test_what_waits_is_handed_over_by_where_it_comes_from() -> None:
+class Scripted(socket.socket):
+    """A socket in which datagrams wait that nobody has to send."""
+
+    waiting: list[tuple[bytes, Any]]
+
+    def recvfrom(self, *_: Any) -> tuple[bytes, Any]:
+        if not self.waiting:
+            raise BlockingIOError
+        return self.waiting.pop(0)
+
+
+async def handed_over(waiting: list[tuple[bytes, Any]]) -> list[tuple[Any, list[bytes]]]:
+    """How an endpoint gets what waits, in one wake-up."""
     endpoint = Endpoint()
-    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
-    set_buffers(receiver, 1024 * 1024)
-    senders = [bound_socket(socket.AF_INET, (HOST, 0), receiver.getsockname()) for _ in range(2)]
-    sizes = [2000, 3000, 2000, 100, 1]
-    first, second = (sender.getsockname() for sender in senders)
-    for sender in (senders[0], senders[1], senders[0]):
-        for index, size in enumerate(sizes):
-            sender.send(bytes((index,)) * size)
-    opened = await open_udp(receiver, endpoint)
-    await endpoint.until(lambda: len(endpoint.received) == 3 * len(sizes))
-    assert [len(data) for data in endpoint.received] == 3 * sizes
-    assert [data[0] for data in endpoint.received] == 3 * list(range(len(sizes)))
-    assert [address for address, _ in endpoint.handed] == [first, second, first]
+    sock = Scripted(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    sock.bind((HOST, 0))
+    sock.waiting = list(waiting)
+    opened = await open_udp(sock, endpoint)
+    assert isinstance(opened, UdpSocket)
+    opened._readable()
     opened.close()
-    for sender in senders:
-        sender.close()
+    assert [data for _, group in endpoint.handed for data in group] == [d for d, _ in waiting]
+    return endpoint.handed
+
+
+async def test_what_waits_is_handed_over_by_where_it_comes_from() -> None:
+    one, two = (HOST, 1), (HOST, 2)
+    sources = [one, one, two, two, two, one]
+    waiting = [(bytes((index,)) * 2000, source) for index, source in enumerate(sources)]
+    handed = await handed_over(waiting)
+    assert [(source, len(group)) for source, group in handed] == [(one, 2), (two, 3), (one, 1)]
 
 
 async def test_no_more_is_handed_over_at_once_than_near_caches_hold() -> None:
-    endpoint = Endpoint()
-    receiver = bound_socket(socket.AF_INET, (HOST, 0), None)
-    set_buffers(receiver, 1024 * 1024)
-    sender = bound_socket(socket.AF_INET, (HOST, 0), receiver.getsockname())
-    for _ in range(5):
-        sender.send(bytes(16_000))
-    opened = await open_udp(receiver, endpoint)
-    await endpoint.until(lambda: len(endpoint.received) == 5)
-    assert [len(datagrams) for _, datagrams in endpoint.handed] == [4, 1]
-    opened.close()
-    sender.close()
+    source = (HOST, 1)
+    handed = await handed_over([(bytes(16_000), source)] * 9)
+    assert [len(group) for _, group in handed] == [4, 4, 1]
+    handed = await handed_over([(bytes(64_000), source)] * 3)
+    assert [len(group) for _, group in handed] == [1, 1, 1]
 
 
 async def test_a_full_socket_keeps_order_and_reports_when_there_is_room() -> None:

@@ -1,4 +1,4 @@
-"""A relay that loses Objects of a padded publication sees no more of its length than before."""
+"""Padded publications: what a relay that loses Objects, or looks at their sizes, sees of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvcs.moqt.objects import ObjectStatus
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import RELAY_PORT, open_connection
 from kvcs.testing.network import Network
+from kvcs.trust import SigningKey
 from tests.cases.attacking_relay import IMPATIENT, Publication, attacking, published
 from tests.unit.kv.toy import K0, toy_prefix, toy_publication
 from tests.virtual import virtual
@@ -60,3 +61,22 @@ async def test_what_is_asked_for_again_ends_with_the_padding(lost: tuple[int, ..
     # How often depends on time alone; what, on nothing that is secret.
     short, middle, long = ([*dict.fromkeys(map(repr, each))] for each in seen)
     assert short == middle == long
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(("pad", "lengths"), [(4, (1, 3, 4)), (12, (2, 9, 10, 12))])
+async def test_publications_of_one_padded_length_look_alike(
+    pad: int, lengths: tuple[int, ...], signed: bool
+) -> None:
+    """To a relay: their Objects, the size of each, and those of the manifest, octet for octet.
+
+    Whole ones, too, which have no padding; and numbers that have another count of digits.
+    """
+    seen: list[dict[tuple[bytes, Any], int]] = []
+    for blocks in lengths:
+        toy, prefix = toy_publication((blocks,)), toy_prefix(blocks)
+        options = {"sign": SigningKey.generate(scope_id=prefix.scope_id)} if signed else {}
+        held = await published(prefix, toy, protect=KEY, pad_blocks=pad, **options)
+        seen.append({place: len(each.payload) for place, each in held.objects.items()})
+    assert len(seen[0]) > 2 * toy.descriptor.layers * pad  # manifests beside them
+    assert all(each == seen[0] for each in seen)

@@ -16,7 +16,6 @@ from kvcs.quic.endpoint import connect
 from kvcs.subscriber import manifests
 from kvcs.trust import KeyRing, SigningKey
 from tests.builders import QUICK, put, same, toy_prefix, toy_publication
-from tests.cases.attacking_relay import published
 from tests.cases.test_lossy_only_when_asked import Coarse, Squeeze
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import joined, serving
@@ -189,25 +188,6 @@ async def test_padding_is_passed_over_and_hides_the_length(
                     assert (report.rejected, report.refetches) == ({}, 0)
                     [entry] = cache.manifest.segments
                     assert (entry.blocks, entry.padding_blocks) == (segment.blocks, padding)
-
-
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize(("pad", "lengths"), [(4, (1, 3, 4)), (12, (2, 9, 10, 12))])
-async def test_publications_of_one_padded_length_look_alike(
-    pad: int, lengths: tuple[int, ...], signed: bool
-) -> None:
-    """To a relay: their Objects, the size of each, and those of the manifest, octet for octet.
-
-    Whole ones, too, which have no padding; and numbers that have another count of digits.
-    """
-    seen: list[dict[tuple[bytes, Any], int]] = []
-    for blocks in lengths:
-        toy, prefix = toy_publication((blocks,)), toy_prefix(blocks)
-        options = {"sign": SIGNER} if signed else {}
-        held = await published(prefix, toy, protect=KEY, pad_blocks=pad, **options)
-        seen.append({place: len(each.payload) for place, each in held.objects.items()})
-    assert len(seen[0]) > 2 * LAYERS * pad  # manifests beside them
-    assert all(each == seen[0] for each in seen)
 
 
 async def test_padding_that_would_hide_nothing_is_refused(files: PemFiles) -> None:

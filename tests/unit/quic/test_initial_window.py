@@ -10,7 +10,14 @@ from tests.unit.quic.pair import DELAY, Pair
 
 @pytest.mark.parametrize(
     ("size", "octets"),
-    [(1200, 12_000), (1452, 14_520), (1500, 14_720), (8952, 17_904), (16_000, 160_000)],
+    [
+        (1200, 12_000),
+        (1452, 14_520),
+        (1500, 14_720),
+        (8952, 17_904),
+        (9188, 18_376),
+        (16_000, 160_000),
+    ],
 )
 def test_the_initial_window_is_ten_datagrams_bounded_on_a_wire(size: int, octets: int) -> None:
     assert initial_window(size) == octets

@@ -23,8 +23,10 @@ INITIAL_DATAGRAMS: Final = 10
 INITIAL_OCTETS: Final = 14_720
 """Most octets of the initial window, unless two datagrams are more (RFC 9002 §7.2)."""
 
-LARGEST_ON_A_WIRE: Final = 9_000
-"""Larger datagrams pass nowhere in one piece but within a machine: jumbo frames end here."""
+LARGEST_ON_A_WIRE: Final = 10_000
+"""Larger datagrams pass in one piece within a machine only, but for rare networks: jumbo frames of
+Ethernet end below, those of an MTU of 9216 among them. IP over InfiniBand may carry larger ones.
+"""
 
 MAX_REMEMBERED: Final = 64
 """Numbers of large packets called lost that a late acknowledgement may still name."""

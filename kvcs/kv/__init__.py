@@ -11,6 +11,7 @@ from kvcs.kv.codecs import RAW, Codec, codec_names, lookup, register
 from kvcs.kv.descriptor import UNPINNED, Descriptor, Unpinned
 from kvcs.kv.holdings import LayerTensors, LedgerCounters
 from kvcs.kv.identity import KVCS_SCHEME, KvcsScheme, Prefix, Scheme, Scope
+from kvcs.kv.layer_memory import GivenMemory, LayerMemory
 from kvcs.kv.layout import DTYPES, BlockLayout, BlockShape, numpy_dtype
 from kvcs.kv.ledger import MAX_ASIDE_OCTETS, Ledger
 from kvcs.kv.manifest import Manifest, SegmentEntry, check_succession
@@ -74,7 +75,9 @@ __all__ = [
     "Component",
     "DataTrack",
     "Descriptor",
+    "GivenMemory",
     "KvcsScheme",
+    "LayerMemory",
     "LayerTensors",
     "Ledger",
     "LedgerCounters",

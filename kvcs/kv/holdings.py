@@ -18,8 +18,8 @@ from kvcs.errors import MissingBlocks, PublicationError, UsageError
 from kvcs.kv.arrays import byte_view
 from kvcs.kv.codecs import Codec
 from kvcs.kv.descriptor import Descriptor
+from kvcs.kv.layer_memory import FreshMemory, LayerMemory
 from kvcs.kv.layout import BlockLayout
-from kvcs.kv.memory import new_array
 from kvcs.kv.payload import DIGEST_OCTETS, HeaderCheck
 from kvcs.kv.tracks import MAX_BLOCK, Component, DataTrack
 from kvcs.moqt.names import Location
@@ -210,6 +210,7 @@ class Holdings:
         self.layers = range(first, last + 1)
         self.blocks = blocks
         self.counters = LedgerCounters()
+        self.memory: LayerMemory = FreshMemory(descriptor)
         self._parts: list[Part] = []
         self._covered = 0
         self._objects = 0
@@ -233,6 +234,9 @@ class Holdings:
 
     counters: LedgerCounters
     """What happened so far."""
+
+    memory: LayerMemory
+    """What layers are put into; set it before the first Object comes."""
 
     @property
     def covered(self) -> int:
@@ -300,12 +304,8 @@ class Holdings:
     def _layer(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         tensors = self._tensors.get(layer)
         if tensors is None:
-            tokens, heads = self.blocks * self.descriptor.block_tokens, self.descriptor.kv_heads
-            dtype = self.descriptor.numpy_dtype
-            tensors = self._tensors[layer] = (
-                new_array((tokens, heads, self.descriptor.head_dim), dtype),
-                new_array((tokens, heads, self.descriptor.v_head_dim), dtype),
-            )
+            tokens = self.blocks * self.descriptor.block_tokens
+            tensors = self._tensors[layer] = self.memory.layer(layer, tokens)
         return tensors
 
     def _sections(self, lane: Lane, row: Row, layer: int, block: int) -> list[memoryview]:
@@ -397,7 +397,9 @@ class Holdings:
 
     @property
     def held_octets(self) -> int:
-        """Octets of the layers that are whole and were not dropped."""
+        """Octets of whole layers that were not dropped; 0 where they lie in the caller's memory."""
+        if not self.memory.is_ours:
+            return 0
         each = sum(lane.layout.octets * lane.part.wanted for lane in self._lanes.values())
         return each * (sum(map(self.is_ready, self.layers)) - len(self._dropped))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import get_args
 
 from kvcs.contexts import entered_by
 from kvcs.errors import KvcsError, PublicationNotFound, Redirected, UsageError
 from kvcs.fallback.guarded import GuardedSource
 from kvcs.fallback.source import BlockSource
-from kvcs.kv import Ledger, Manifest, Prefix, ProtectionRing, PublicationNamespace
+from kvcs.kv import GivenMemory, Ledger, Manifest, Prefix, ProtectionRing, PublicationNamespace
 from kvcs.kv.tracks import APPLICATION, SCOPE_ID_OCTETS
 from kvcs.moqt.names import TrackNamespace
 from kvcs.quic.connection import Connection
@@ -205,6 +205,7 @@ class Subscriber:
         codecs: Sequence[str] | None = None,
         lossy: bool = False,
         whole: bool = False,
+        into: Mapping[int, tuple[object, object]] | None = None,
     ) -> AsyncIterator[Cache]:
         """Find a publication of ``prefix`` and retrieve it; leaving the context ends it.
 
@@ -248,6 +249,12 @@ class Subscriber:
             whole: hand out no layer before all are there. A segment that lacks something can then
                 be taken from another publication to the last; else only until the first layer was
                 handed out, since Objects of two publications are never mixed in one segment.
+            into: K and V of each wanted layer, by its index, to put its tensors into: pinned memory
+                or an engine's own, arrays or torch tensors of the descriptor's dtype,
+                [prefix.tokens or more, kv_heads, head_dim] and [.., v_head_dim] (None for latent
+                attention), C-contiguous. They are filled from their first token. What a layer's
+                memory holds counts only once the layer was handed out, and then it is written to
+                no more; nothing is once this context was left. Such a retrieval is not shared.
 
         Yields:
             The `Cache`.
@@ -267,6 +274,9 @@ class Subscriber:
         opened_at = loop.time()
         self._protection.check_relays(self._sessions)
         ledger = self._ledger(prefix, layers, blocks)
+        if into is not None:
+            tokens = ledger.blocks * prefix.descriptor.block_tokens
+            ledger.memory = GivenMemory(into, prefix.descriptor, ledger.layers, tokens)
         if retrieve not in get_args(Retrieve):
             known = ", ".join(get_args(Retrieve))
             raise UsageError(f"retrieve must be one of {known}, not {retrieve!r}")
@@ -343,7 +353,7 @@ class Subscriber:
             recompute,
             whole,
         )
-        if not self.settings.share:
+        if into is not None or not self.settings.share:
             key = object()
         async with self._sharing.join(key, begin, deadline_at) as retrieval:
             cache = Cache(retrieval, prefix, deadline_at, seconds)

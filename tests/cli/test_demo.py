@@ -37,6 +37,7 @@ def test_the_demo_shows_that_both_ends_have_the_same_cache(place: Place) -> None
     assert "\x1b" not in ran.out + ran.err
 
 
+@pytest.mark.slow
 def test_the_demo_through_two_relays(place: Place, run: Run) -> None:
     ran = run("demo", "--chain", "--file", place.cache, "--pace", "0.01", "--json")
     assert ran.code == 0, ran.err
@@ -50,6 +51,7 @@ def test_the_demo_through_two_relays(place: Place, run: Run) -> None:
     assert found is not None and found[1] != url and found[2] == url
 
 
+@pytest.mark.slow
 def test_the_demo_of_the_real_cache_in_json(place: Place, run: Run) -> None:
     ran = run("demo", "--pace", "0", "--json")
     assert ran.code == 0, ran.err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Place, RunningRelay, make_cache
 from tests.command import Process, Ran, Run
 from tests.ports import free_port
@@ -89,6 +91,7 @@ def test_consumers_and_producer_are_stopped_in_the_middle(
     assert not list(tmp_path.glob("*out*")), "files appear whole or not at all"
 
 
+@pytest.mark.slow
 def test_a_producer_that_is_killed_in_the_middle_leaves_an_incomplete_cache(
     place: Place, relay: RunningRelay, tmp_path: Path
 ) -> None:
@@ -134,6 +137,7 @@ def test_a_relay_keeps_a_whole_cache_when_its_producer_is_stopped(
         assert got.json()["equal"] is True
 
 
+@pytest.mark.slow
 def test_a_producer_that_is_not_to_come_back_leaves_a_relay_that_goes_away(place: Place) -> None:
     with Process(
         "relay", "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--lines"
@@ -152,6 +156,7 @@ def test_a_producer_that_is_not_to_come_back_leaves_a_relay_that_goes_away(place
     assert left.line() == "kvcs: session closed by the peer (no code): it goes away (GOAWAY)"
 
 
+@pytest.mark.slow
 def test_a_producer_comes_back_to_a_relay_that_is_started_again(place: Place, run: Run) -> None:
     def start(port: int) -> Process:
         options = (*place.keys, "--allow-anyone", "--lines")
@@ -173,6 +178,7 @@ def test_a_producer_comes_back_to_a_relay_that_is_started_again(place: Place, ru
             check_ended(producer.stop(signal.SIGINT), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_producer_gives_a_relay_up_that_stays_away(place: Place) -> None:
     with Process(
         "relay", "--bind", "127.0.0.1:0", *place.keys, "--allow-anyone", "--lines"
@@ -187,6 +193,7 @@ def test_a_producer_gives_a_relay_up_that_stays_away(place: Place) -> None:
     assert "no session followed within 0.5 s" in left.line()
 
 
+@pytest.mark.slow
 def test_a_producer_moves_to_the_relay_that_a_stopping_one_names(place: Place, run: Run) -> None:
     def relay(*options: object) -> Process:
         anyone = (*place.keys, "--allow-anyone", "--lines")
@@ -214,6 +221,7 @@ def test_a_relay_sends_nobody_to_what_is_no_relay(place: Place, run: Run) -> Non
     assert "is not a moqt:// URI" in failed.line()
 
 
+@pytest.mark.slow
 def test_where_one_relay_cannot_be_reached_another_serves(
     place: Place, relay: RunningRelay, run: Run, tmp_path: Path
 ) -> None:
@@ -230,6 +238,7 @@ def test_where_one_relay_cannot_be_reached_another_serves(
     assert failed.line().startswith("kvcs: cannot connect to 127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_a_producer_at_two_relays_stays_while_one_is_left(
     place: Place, relay: RunningRelay, run: Run
 ) -> None:

@@ -320,6 +320,7 @@ def test_certificates_that_cannot_be_used(place: Place, run: Run, tmp_path: Path
 # Who does not listen, or refuses
 
 
+@pytest.mark.slow
 def test_nobody_listens(place: Place, run: Run, tmp_path: Path) -> None:
     with closed_port() as port:
         there = ("--relay", f"moqt://127.0.0.1:{port}", *place.member)
@@ -390,6 +391,7 @@ def test_a_peer_that_refuses(place: Place, unwilling: str, run: Run, tmp_path: P
 # What is not there
 
 
+@pytest.mark.slow
 def test_a_publication_that_never_appears(
     place: Place, there: tuple[object, ...], run: Run, tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_longer_prompt_gets_what_it_shares(
         assert says in refused.line()
 
 
+@pytest.mark.slow
 def test_a_longer_publication_is_found_through_an_index(
     place: Place, relay: RunningRelay, tmp_path: Path, run: Run
 ) -> None:

@@ -113,6 +113,7 @@ def fetched(url: str) -> bytes:
         return bytes(response.read())
 
 
+@pytest.mark.slow
 def test_nothing_of_a_secret_is_anywhere(
     folder: Path, place: Place, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

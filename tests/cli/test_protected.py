@@ -111,6 +111,7 @@ def published(place: Place, *protect: object) -> Iterator[tuple[Process, Process
             yield relay, publisher, url, [*there, "--like", place.cache, *quiet]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("protected", [True, False])
 def test_a_relay_holds_nothing_of_a_protected_cache(

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import LAYERS, Place
 from tests.command import ROOT, Process
 
@@ -25,6 +27,7 @@ def commands() -> list[list[str]]:
     return [words[1:] for words in split]
 
 
+@pytest.mark.slow
 def test_a_cache_crosses_two_sites_with_the_commands_of_the_page(
     place: Place, tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ async def test_datagrams_go_both_ways(files: PemFiles) -> None:
     assert [call[0] for call in accepted.calls] == ["connected", "datagram", "closed"]
 
 
+@pytest.mark.slow
 async def test_pings_outlast_the_idle_timeout(files: PemFiles) -> None:
     kept = QuicSettings(idle_timeout=2.0, ping_interval=0.15)
     left = QuicSettings(idle_timeout=2.0, ping_interval=None)

@@ -215,6 +215,7 @@ async def test_a_publication_that_appears_later_is_found(files: PemFiles) -> Non
 # Nothing there, or nobody knows
 
 
+@pytest.mark.slow
 async def test_nothing_announced_is_absent_at_once_or_at_the_deadline(files: PemFiles) -> None:
     async with serving(files) as server, joined(server, files) as client:
         subscriber = kvcs.Subscriber(client, settings=QUICK)

@@ -192,6 +192,7 @@ def test_a_subscriber_needs_a_place_to_look() -> None:
         kvcs.Subscriber()
 
 
+@pytest.mark.slow
 async def test_octets_that_changed_on_the_shelf_are_never_released(tmp_path: Path) -> None:
     async with shelf(tmp_path) as it:
         spoil(tmp_path, "v.raw.s0/2", -1)
@@ -260,6 +261,7 @@ async def test_a_session_that_dies_is_followed_by_http(tmp_path: Path, files: Pe
             assert cache.manifest.complete  # its newest version came over HTTP, too
 
 
+@pytest.mark.slow
 async def test_a_session_that_knows_of_nothing_gives_way(tmp_path: Path, files: PemFiles) -> None:
     async with shelf(tmp_path) as it, serving(files) as server, joined(server, files) as client:
         source = HttpSource(it.server.url)

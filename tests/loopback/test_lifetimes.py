@@ -82,6 +82,7 @@ async def turns(count: int) -> None:
 # Open and cancel
 
 
+@pytest.mark.slow
 async def test_a_hundred_retrievals_cancelled_at_any_moment_leave_nothing(
     files: PemFiles,
 ) -> None:

@@ -74,6 +74,7 @@ def test_sessions_that_were_mixed_leave_nothing(runs: list[bytes], seed: int) ->
     Soup(mutated(joined, seed)).run()
 
 
+@pytest.mark.slow
 def test_memory_grows_with_what_the_peer_sends_only() -> None:
     """The kind of fault: a short message that makes us hold much."""
     Soup(CORPORA["session"][0]).run()  # what is made once and kept is made now

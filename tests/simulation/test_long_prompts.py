@@ -121,6 +121,7 @@ def check_octets(cost: Cost, block_tokens: int) -> None:
     assert cost.ledger <= LEDGER_OCTETS * cost.objects + 256 * rows
 
 
+@pytest.mark.slow
 def test_memory_for_an_object_is_bounded() -> None:
     retrieved(64, 16)  # what is imported and made once does not count
     tracemalloc.start()

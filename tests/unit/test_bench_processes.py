@@ -222,6 +222,7 @@ async def test_a_link_drops_by_its_seed() -> None:
 # Publications that come and go
 
 
+@pytest.mark.slow
 async def test_the_memory_of_a_relay_is_watched(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def test_shorter_ones_are_taken_when_asked_and_not_below_the_least() -> None:
     assert "1 blocks of the 2 wanted" in str(world.candidates.error)
 
 
+@pytest.mark.slow
 def test_ten_thousand_announcements_cost_no_more_each_than_a_hundred() -> None:
     def steps(count: int) -> int:
         world = World()

@@ -81,6 +81,10 @@ class Transfer:
     lend: Lend = ""
     """Whether the producer lends its arrays in the place of having them copied."""
 
+    into: bool = False
+    """Whether the receiver puts octets into memory that it has used before; a raw sender then reads
+    from as much memory, too. kvcs and raw alone."""
+
     keep: bool = True
     """Whether the consumer keeps every layer; else it lets each go when the next one comes."""
 
@@ -159,6 +163,7 @@ class _Stage:
             "seconds": transfer.seconds,
             "datagram": transfer.datagram,
             "lend": transfer.lend,
+            "into": transfer.into,
             "keep": transfer.keep,
             "late": transfer.late,
             "secure": transfer.secure,

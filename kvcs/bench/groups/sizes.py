@@ -43,6 +43,24 @@ def goodput(scale: Scale) -> Group:
             Ratio(f"{direct}_cpu_over_raw", direct, raw, "cpu"),
             Ratio(f"{relay}_cpu_over_raw", relay, raw, "cpu"),
         ]
+        if not scale.short and size in (BASE, MIB):
+            lent, moved = f"lent_{name}", f"raw_memory_{name}"
+            cases += [
+                Case.of(
+                    moved,
+                    f"raw QUIC from memory into memory, {name} writes",
+                    Transfer(workload=load, stack="raw", into=True),
+                ),
+                Case.of(
+                    lent,
+                    f"arrays lent, received into used memory, {name} objects",
+                    Transfer(workload=load, lend="distinct", into=True),
+                ),
+            ]
+            ratios += [
+                Ratio(f"{lent}_over_raw", lent, raw),
+                Ratio(f"{lent}_over_raw_memory", lent, moved),
+            ]
         if size == MIB:
             base = f"direct_{size_name(BASE)}"
             ratios.append(Ratio(f"{base}_over_{direct}", base, direct))

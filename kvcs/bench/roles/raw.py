@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 from typing import Any, Final
+
+import numpy as np
 
 from kvcs.bench.parent import Parent
 from kvcs.bench.usage import Meter
@@ -51,15 +54,34 @@ class _End:
         """The connection is over."""
 
 
+def used_memory(octets: int) -> memoryview:
+    """Memory that every page of was touched."""
+    memory = np.zeros(octets, np.uint8)
+    memory[:: mmap.PAGESIZE] = 1
+    return memory.data
+
+
 class RawSender(_End):
-    """Sends as many streams of as many octets as kvcs would, in the pieces that kvcs has."""
+    """Sends as many streams of as many octets as kvcs would, in the pieces that kvcs has.
+
+    Args:
+        transport: the connection.
+        workload: what is sent.
+        client: set once the handshake is complete.
+        memory: what the octets are taken from; none takes one Object's again and again.
+    """
 
     def __init__(
-        self, transport: Transport, workload: Workload, client: asyncio.Future[RawSender]
+        self,
+        transport: Transport,
+        workload: Workload,
+        client: asyncio.Future[RawSender],
+        memory: memoryview | None = None,
     ) -> None:
         super().__init__(transport)
         self._workload = workload
         self._client = client
+        self._memory = memory
         self._payload = memoryview(os.urandom(workload.data_octets))
         self._sent = self._limit = 0
 
@@ -86,22 +108,36 @@ class RawSender(_End):
             room = min(room, self._workload.data_octets)
             if room <= 0:
                 break
-            transport.send(stream_id, self._payload[:room], offset + room == size)
+            payload, memory = self._payload[:room], self._memory
+            if memory is not None:
+                payload = memory[self._sent : self._sent + room]
+            transport.send(stream_id, payload, offset + room == size)
             self._sent += room
         transport.flush()
 
 
 class RawReceiver(_End):
-    """Counts octets and ends of streams."""
+    """Counts octets and ends of streams.
 
-    def __init__(self, transport: Transport, workload: Workload) -> None:
+    Args:
+        transport: the connection.
+        workload: what is received.
+        memory: what the octets are copied into; none drops them.
+    """
+
+    def __init__(
+        self, transport: Transport, workload: Workload, memory: memoryview | None = None
+    ) -> None:
         super().__init__(transport)
         self.octets = 0
         self.done = asyncio.Event()
         self._left = workload.streams
+        self._memory = memory
 
     def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Octets of a stream."""
+        if self._memory is not None:
+            self._memory[self.octets : self.octets + len(data)] = data
         self.octets += len(data)
         self._left -= fin
         if not self._left:
@@ -113,9 +149,10 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
     workload = Workload(**options["workload"])
     # The client may be done with the handshake before the server is.
     client: asyncio.Future[RawSender] = asyncio.get_running_loop().create_future()
+    memory = used_memory(workload.octets) if options["into"] else None
 
     def accept(transport: Transport) -> RawSender:
-        return RawSender(transport, workload, client)
+        return RawSender(transport, workload, client, memory)
 
     listener = await listen_quic(
         "127.0.0.1",
@@ -142,9 +179,10 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
     """Connect, and count what comes."""
     workload = Workload(**options["workload"])
     made: list[RawReceiver] = []
+    memory = used_memory(workload.octets) if options["into"] else None
 
     def receive(transport: Transport) -> RawReceiver:
-        made.append(RawReceiver(transport, workload))
+        made.append(RawReceiver(transport, workload, memory))
         return made[-1]
 
     transport = await connect_quic(

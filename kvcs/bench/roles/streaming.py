@@ -63,6 +63,15 @@ def layers_of(workload: Workload, lend: str = "") -> Iterator[Pair]:
         yield k, v[0] if v else None
 
 
+def memory_of(workload: Workload, prefix: kvcs.Prefix) -> dict[int, tuple[Array, Array | None]]:
+    """Memory for each layer, as an engine has it that has used it before."""
+    tokens = workload.blocks * workload.block_tokens
+    shape = (workload.layers, workload.components, tokens, KV_HEADS, HEAD_DIM)
+    pool = np.empty(shape, prefix.descriptor.numpy_dtype)
+    pool.view(np.uint8)[:] = 0
+    return {layer: (k, v[0] if len(v) else None) for layer, (k, *v) in enumerate(pool)}
+
+
 def digest_of(layers: Iterable[Pair]) -> str:
     """SHA-256 over every octet of the tensors of each layer."""
     digest = hashlib.sha256()
@@ -149,10 +158,11 @@ async def consumer(parent: Parent, options: dict[str, Any]) -> None:
             protection=protection_ring() if seals else None,
         )
         prefix = prefix_of(workload)
+        into = memory_of(workload, prefix) if options["into"] else None
         if options["late"]:
             parent.tell("ready", url="")
             await parent.word("go")
-        async with subscriber.open(prefix, deadline=deadline) as cache:
+        async with subscriber.open(prefix, deadline=deadline, into=into) as cache:
             if not options["late"]:
                 parent.tell("ready", url="")
                 await parent.word("go")

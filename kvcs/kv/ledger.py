@@ -98,6 +98,18 @@ class Ledger(Successions):
             entry.complete or number in self.replaced for number, entry in enumerate(entries)
         )
 
+    @property
+    def octets_here(self) -> int:
+        """Tensor octets that have their place: verified, supplied, or waiting for a list.
+
+        Copies and what was rejected have none; what a list denies is owed again.
+        """
+        return sum(
+            lane.layout.octets * (len(row.states) - row.states.count(OWED))
+            for lane in self._lanes.values()
+            for row in lane.rows.values()
+        )
+
     def add_segment(self, tracks: Sequence[DataTrack], blocks: int) -> None:
         """Select the next segment and the tracks to take it from.
 

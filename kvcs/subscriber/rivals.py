@@ -41,7 +41,7 @@ class Rivals:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._seen: int | None = None
-        """Octets that had come by the last look."""
+        """Tensor octets that were here at the last look."""
         self._watches: dict[Connection, NamespaceWatch] = {}
 
     def start(self) -> None:
@@ -110,14 +110,13 @@ class Rivals:
         """Whether what has come since the last look is enough to end by the deadline: the rate seen
         may grow, by as much as recovery hopes for."""
         retrieval, ledger = self._retrieval, self._retrieval.ledger
-        # What waits for a signed list is here, too.
-        now = ledger.counters.octets if ledger.signed else ledger.counters.verified_octets
+        now = ledger.octets_here
         before, self._seen = self._seen, now
         if before is None:
             return True
         lanes = [ledger.lane(track) for track in ledger.tracks]
         each_layer = sum(lane.layout.octets * lane.part.wanted for lane in lanes)
-        owed = each_layer * len(ledger.layers) - ledger.counters.verified_octets
+        owed = each_layer * len(ledger.layers) - now
         left = retrieval.deadline_at - asyncio.get_running_loop().time()
         return may_come(owed, now - before, self._quiet, left)
 

@@ -145,13 +145,17 @@ def test_one_that_answers_nothing_does_not_keep_us_from_the_next(deterministic: 
     play(scenario)
 
 
-@pytest.mark.parametrize(("whole", "deterministic"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("whole", "deterministic", "sign"),
+    [(True, False, None), (False, True, None), (True, False, SIGNER)],
+)
 def test_one_that_brings_too_little_is_as_one_that_stands_still(
-    whole: bool, deterministic: bool
+    whole: bool, deterministic: bool, sign: kvcs.SigningKey | None
 ) -> None:
     """A layer comes in every span of `quiet`, and that is not enough for all of them."""
     layers = 128
-    options = {"deterministic": deterministic}
+    options = {"deterministic": deterministic, "sign": sign}
+    keys = kvcs.KeyRing([SIGNER.public])
     good = toy_publication((4,), layers=layers)
     bad = good if deterministic else toy_publication((4,), layers=layers, seed=5)
     prefix = kvcs.Prefix(SCOPE, good.descriptor, list(range(16)))
@@ -170,8 +174,8 @@ def test_one_that_brings_too_little_is_as_one_that_stands_still(
         ):
             dribbling = tasks.create_task(dribble(other))
             await asyncio.sleep(QUIET)
-            opening = kvcs.Subscriber(session).open(prefix, deadline=DEADLINE, whole=whole)
-            async with opening as cache:
+            subscriber = kvcs.Subscriber(session, keys=keys)
+            async with subscriber.open(prefix, deadline=DEADLINE, whole=whole) as cache:
                 await asyncio.sleep(QUIET)
                 await fill(segment, good)
                 assert [same(layer, good) async for layer in cache] == [True] * layers

@@ -17,6 +17,7 @@ from kvcs.kv import (
 from kvcs.moqt.names import Location
 from tests.unit.kv.toy import (
     AT,
+    DATA_OCTETS,
     K0,
     TOY,
     V0,
@@ -114,6 +115,26 @@ def test_signed_mode_drops_a_waiting_object_that_the_list_denies() -> None:
     assert ledger.counters.rejected == {"listed": 1}
     assert deliver(ledger, K0, AT, TOY.objects[K0, AT]) is Outcome.VERIFIED
     assert taken_right(ledger)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_only_what_has_its_place_is_here(signed: bool) -> None:
+    ledger = TOY.ledger(signed=signed)
+    payload = TOY.objects[K0, AT]
+    other = same_place_other_bytes(payload)
+    damaged = payload[:-1] + bytes((payload[-1] ^ 1,))
+    assert ledger.octets_here == 0
+    with pytest.raises(ObjectError):
+        deliver(ledger, K0, AT, damaged)
+    assert ledger.octets_here == 0
+    deliver(ledger, K0, AT, other if signed else payload)
+    for _ in range(3):
+        deliver(ledger, K0, AT, other if signed else payload)
+    assert ledger.octets_here == DATA_OCTETS, "copies count for nothing"
+    ledger.apply_manifest(TOY.writer().manifest())
+    assert ledger.octets_here == (0 if signed else DATA_OCTETS)
+    fill(ledger)
+    assert ledger.octets_here == len(TOY.objects) * DATA_OCTETS
 
 
 def test_signed_mode_without_lists_releases_nothing() -> None:

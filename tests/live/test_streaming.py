@@ -373,3 +373,27 @@ async def test_a_part_or_another_prompt_is_refused(files: PemFiles) -> None:
 def test_a_prompt_shorter_than_a_block_has_no_name() -> None:
     with pytest.raises(kvcs.UsageError, match="7 tokens is shorter than one block of 8"):
         tiny.tiny_prefix(tiny.tiny_model(), tiny.prompt(7))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_torch_tensors_go_out_and_come_into_torch_tensors(
+    files: PemFiles, dtype: str
+) -> None:
+    model = tiny.tiny_model(dtype)
+    import torch  # `tiny_model` has seen to it that it is there
+
+    prefix = tiny.tiny_prefix(model, tiny.prompt(40))
+    owner = prefix.descriptor
+    shape = (owner.layers, 2, prefix.blocks * owner.block_tokens, owner.kv_heads, owner.head_dim)
+    kind = getattr(torch, dtype)
+    sent = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(kind)
+    pool = torch.zeros(shape, dtype=kind)
+    async with sessions(files) as (server, session):
+        async with kvcs.Publisher(server).publish(prefix) as publication:
+            segment = await publication.segment()
+            for layer, (k, v) in enumerate(sent):
+                await segment.put(layer, k, v, lend=True)
+            into = {layer: (k, v) for layer, (k, v) in enumerate(pool)}
+            async with kvcs.Subscriber(session).open(prefix, into=into) as cache:
+                await cache.complete()
+    assert torch.equal(sent, pool)

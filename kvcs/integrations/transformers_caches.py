@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvcs.errors import UsageError
 from kvcs.integrations.handover import DEFAULT_AHEAD, Outlet, TakesLayers
-from kvcs.integrations.recomputing import Turns
+from kvcs.integrations.model_passes import Turns
 from kvcs.kv import LayerTensors
 
 Tensor = Any

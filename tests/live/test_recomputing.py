@@ -10,7 +10,7 @@ import pytest
 
 import kvcs
 from kvcs.integrations import transformers as hf
-from kvcs.integrations.recomputing import KEEP_SECONDS
+from kvcs.integrations.model_passes import KEEP_SECONDS
 from tests import tiny_model as tiny
 from tests.certificates import PemFiles
 from tests.live.test_shared_prefixes import computed_layers, lose, sessions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvcs
-from kvcs.integrations.transformers import check_model, descriptor_for
+from kvcs.integrations.model_descriptors import check_model, descriptor_for
 from tests.tiny_model import require_live
 
 IMPORT_SECONDS = 300

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from kvcs.integrations import recomputing
+from kvcs.integrations import model_passes
 from kvcs.integrations.handover import HandOverEnded
-from kvcs.integrations.recomputing import RunningPass, Turns
+from kvcs.integrations.model_passes import RunningPass, Turns
 
 
 class Model:
@@ -56,7 +56,7 @@ async def test_it_stands_at_each_layer_that_was_asked_for() -> None:
 
 
 async def test_one_that_nobody_asks_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recomputing, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(model_passes, "KEEP_SECONDS", 0.0)
     model = Model()
     running = RunningPass(0, 8, model.run)
     assert await running.layer(5) == ("k5", "v5")

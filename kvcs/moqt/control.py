@@ -9,12 +9,13 @@ from kvcs.moqt import messages
 from kvcs.moqt.actions import Send
 from kvcs.moqt.errors import ProtocolViolation, RequestCode, SessionCode, StreamCode
 from kvcs.moqt.events import GoawayReceived, RequestCancelled, SessionEstablished
+from kvcs.moqt.framing import MessageReader, encode_message
 from kvcs.moqt.properties import KeyValues, SetupOption, check_setup_options, setup_tokens
 from kvcs.moqt.requests import Request, State
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.states import ControlInput, Phase, next_phase
 from kvcs.moqt.tokens import ResolvedToken, Token
-from kvcs.moqt.wire import TYPE_IDS, MessageReader, encode_message
+from kvcs.moqt.wire import TYPE_IDS
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 
 from kvcs.moqt import messages
 from kvcs.moqt.errors import ProtocolViolation
+from kvcs.moqt.framing import MessageReader
 from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import Parameters, Scope
-from kvcs.moqt.wire import MessageReader
 
 
 class Kind(Enum):

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from kvcs.moqt.actions import CloseSession, ResetStream, Send, SendDatagram, StopSending
 from kvcs.moqt.events import Event
+from kvcs.moqt.framing import MessageReader, encode_message
 from kvcs.moqt.messages import Message, Setup
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
-from kvcs.moqt.wire import MessageReader, encode_message
 from kvcs.testing.pair import Credit
 
 E = TypeVar("E")

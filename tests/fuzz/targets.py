@@ -23,10 +23,11 @@ from kvcs.moqt.data import (
     read_stream_header,
 )
 from kvcs.moqt.datagrams import ObjectDatagram, decode_datagram
+from kvcs.moqt.framing import MessageReader, decode_body, encode_message
 from kvcs.moqt.messages import Message
 from kvcs.moqt.names import GroupOrder
 from kvcs.moqt.parameters import ParameterList, Scope
-from kvcs.moqt.wire import MessageReader, NeedMore, Reader, decode_body, encode_message
+from kvcs.moqt.wire import NeedMore, Reader
 from tests.fuzz.soup import Soup
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"

@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 
 from kvcs.errors import SessionError
 from kvcs.moqt import messages as m
+from kvcs.moqt.framing import MessageReader, decode_body, encode_message
 from kvcs.moqt.parameters import PARAMETER_KINDS, Parameters, ParameterType, Scope
 from kvcs.moqt.properties import KeyValues, check_setup_options, setup_tokens
-from kvcs.moqt.wire import (
-    FIELDS,
-    MESSAGES,
-    Kind,
-    MessageReader,
-    NeedMore,
-    Reader,
-    decode_body,
-    encode_message,
-    encode_vi64,
-)
+from kvcs.moqt.wire import FIELDS, MESSAGES, Kind, NeedMore, Reader, encode_vi64
 from tests.property import moqt_strategies as moqt
 
 EACH_MESSAGE = pytest.mark.parametrize("cls", MESSAGES.values(), ids=lambda cls: cls.__name__)

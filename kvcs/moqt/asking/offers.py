@@ -12,6 +12,7 @@ from kvcs.errors import SessionError
 from kvcs.moqt import messages
 from kvcs.moqt.errors import ProtocolViolation, StreamCode
 from kvcs.moqt.events import PublishReceived
+from kvcs.moqt.framing import encode_message
 from kvcs.moqt.names import MAX_VI64, FullTrackName, GroupOrder, Location
 from kvcs.moqt.parameters import SCOPES, Parameters, ParameterType, Scope
 from kvcs.moqt.properties import (
@@ -25,7 +26,6 @@ from kvcs.moqt.sending.delivery import UnknownHandler
 from kvcs.moqt.sending.publishing import ForwardHandler
 from kvcs.moqt.tokens import ResolvedToken
 from kvcs.moqt.track.store import Track
-from kvcs.moqt.wire import encode_message
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

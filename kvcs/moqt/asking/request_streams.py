@@ -14,6 +14,7 @@ from kvcs.errors import SessionError, UsageError
 from kvcs.moqt import messages
 from kvcs.moqt.actions import ResetStream, Send, StopSending
 from kvcs.moqt.errors import InvalidRequestId, ProtocolViolation, SessionCode, StreamCode
+from kvcs.moqt.framing import MessageReader, encode_message
 from kvcs.moqt.limits import Limit
 from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import Parameters, check_scope
@@ -28,7 +29,7 @@ from kvcs.moqt.requests import (
 )
 from kvcs.moqt.settings import Role
 from kvcs.moqt.states import RequestStreamState
-from kvcs.moqt.wire import TYPE_IDS, MessageReader, Octets, encode_message
+from kvcs.moqt.wire import TYPE_IDS, Octets
 
 if TYPE_CHECKING:
     from kvcs.moqt.session import Session

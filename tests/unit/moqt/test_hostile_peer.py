@@ -9,12 +9,13 @@ from kvcs.moqt.asking import request_streams
 from kvcs.moqt.errors import PublishDoneCode, RequestCode, SessionCode
 from kvcs.moqt.events import FetchReceived, SubscribeReceived, TrackStatusReceived
 from kvcs.moqt.filters import LocationFilter
+from kvcs.moqt.framing import encode_message
 from kvcs.moqt.messages import Message
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.track.store import Track
-from kvcs.moqt.wire import MAX_MESSAGE_BODY, encode_message
+from kvcs.moqt.wire import MAX_MESSAGE_BODY
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME, put

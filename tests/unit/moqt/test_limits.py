@@ -11,6 +11,7 @@ from kvcs.moqt.asking import request_streams
 from kvcs.moqt.errors import RequestCode, SessionCode
 from kvcs.moqt.events import NamespaceAnnounced, RequestRefused, SubscribeReceived
 from kvcs.moqt.filters import LocationFilter, RangeFilter
+from kvcs.moqt.framing import encode_message
 from kvcs.moqt.incoming import receiving, rules
 from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.limits import Budget, EarlyLimits, Limit, LimitCounters, Rate, SharedBudgets
@@ -21,7 +22,7 @@ from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.tokens import Token
-from kvcs.moqt.wire import encode_message, encode_vi64
+from kvcs.moqt.wire import encode_vi64
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME, put, subgroup_stream, track

@@ -7,10 +7,11 @@ import pytest
 from kvcs.errors import UsageError
 from kvcs.moqt import messages as m
 from kvcs.moqt.errors import ProtocolViolation, RequestCode
+from kvcs.moqt.framing import MessageReader, encode_message
 from kvcs.moqt.names import Location
 from kvcs.moqt.parameters import Parameters, Scope
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.wire import FIELDS, MESSAGES, TYPE_IDS, MessageReader, encode_message
+from kvcs.moqt.wire import FIELDS, MESSAGES, TYPE_IDS
 
 DRAFT_TYPES = {
     0x2F00: "Setup",

@@ -12,9 +12,9 @@ from kvcs.moqt.events import (
     RequestCancelled,
     SubscriptionEnded,
 )
+from kvcs.moqt.framing import MessageReader
 from kvcs.moqt.names import MAX_VI64
 from kvcs.moqt.streams import PaddingHeader
-from kvcs.moqt.wire import MessageReader
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import (
     end_track,

@@ -14,10 +14,10 @@ from kvcs.moqt.events import (
     RequestRefused,
     SubscribeReceived,
 )
+from kvcs.moqt.framing import encode_message
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role
-from kvcs.moqt.wire import encode_message
 from kvcs.testing.bench import Bench
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.tracks import NAME, put, track

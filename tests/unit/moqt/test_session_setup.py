@@ -15,13 +15,14 @@ from kvcs.moqt.events import (
     SessionEstablished,
     SubscribeReceived,
 )
+from kvcs.moqt.framing import encode_message
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues, SetupOption
 from kvcs.moqt.sending.delivery import SubgroupSender
 from kvcs.moqt.session import Session
 from kvcs.moqt.settings import Role, SessionSettings
 from kvcs.moqt.tokens import Token
-from kvcs.moqt.wire import Reader, encode_message
+from kvcs.moqt.wire import Reader
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME, put, track

@@ -25,10 +25,11 @@ from kvcs.moqt.data import (
     SubgroupParser,
     read_stream_header,
 )
+from kvcs.moqt.framing import MessageReader, encode_message
 from kvcs.moqt.names import GroupOrder
 from kvcs.moqt.parameters import Parameters, ParameterType
 from kvcs.moqt.properties import KeyValues, check_object_properties, check_setup_options
-from kvcs.moqt.wire import MessageReader, NeedMore, Reader, encode_message
+from kvcs.moqt.wire import NeedMore, Reader
 from tests.unit.moqt.rendering import file_names, load
 
 FILES = file_names("sessions")

@@ -10,6 +10,7 @@ import pytest
 from kvcs.moqt import messages as m
 from kvcs.moqt.asking import request_streams
 from kvcs.moqt.errors import ProtocolViolation, SessionCode
+from kvcs.moqt.framing import encode_message
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.settings import Role
@@ -26,7 +27,6 @@ from kvcs.moqt.states import (
     next_phase,
     next_state,
 )
-from kvcs.moqt.wire import encode_message
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
 from kvcs.testing.tracks import NAME

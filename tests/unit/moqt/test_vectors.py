@@ -12,11 +12,12 @@ from kvcs.errors import RequestError, SessionError
 from kvcs.moqt import messages as m
 from kvcs.moqt.errors import InvalidRange, MalformedTrack, UnsupportedExtension
 from kvcs.moqt.filters import RangeFilter, RangeFilters
+from kvcs.moqt.framing import MessageReader
 from kvcs.moqt.names import GroupOrder, Location
 from kvcs.moqt.parameters import Parameters, ParameterType, Scope
 from kvcs.moqt.properties import KeyValues, check_setup_options, check_track_properties
 from kvcs.moqt.tokens import Token, TokenCache
-from kvcs.moqt.wire import MessageReader, NeedMore, Reader
+from kvcs.moqt.wire import NeedMore, Reader
 from tests.unit.moqt.old_corpus import show_old_message, without_names
 from tests.unit.moqt.rendering import (
     file_names,

@@ -10,6 +10,7 @@ import pytest
 from kvcs.errors import UsageError
 from kvcs.moqt import messages as m
 from kvcs.moqt.errors import ProtocolViolation
+from kvcs.moqt.framing import MessageReader, decode_body, encode_message
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
 from kvcs.moqt.wire import (
@@ -20,12 +21,9 @@ from kvcs.moqt.wire import (
     PREFIXED,
     REASON,
     VI64,
-    MessageReader,
     NeedMore,
     Reader,
     Text,
-    decode_body,
-    encode_message,
     encode_vi64,
     message,
 )

@@ -25,10 +25,11 @@ from kvcs.moqt.data import (
     decode_datagram,
     read_stream_header,
 )
+from kvcs.moqt.framing import MessageReader, encode_message
 from kvcs.moqt.names import GroupOrder
 from kvcs.moqt.parameters import PARAMETER_KINDS, ParameterType
 from kvcs.moqt.properties import KeyValues
-from kvcs.moqt.wire import MessageReader, Reader, encode_message, encode_vi64
+from kvcs.moqt.wire import Reader, encode_vi64
 from tests.unit.moqt.rendering import (
     show_datagram,
     show_message,

@@ -152,7 +152,8 @@ class ConnectionDriver:
 
         Octets of one stream that lie in datagrams behind each other are delivered together. What
         goes on otherwise is not gathered: octets are still in the processor's cache, and the
-        memory of more would be fetched from the system and given back each time.
+        memory of more would be fetched from the system and given back each time. Behind a packet
+        that breaks a rule nothing is read any more.
 
         Returns:
             How many were taken, at least one: the rest may be for another connection.
@@ -160,13 +161,13 @@ class ConnectionDriver:
         if self._phase is Phase.CLOSING:
             self._repeat_farewell()
             return 1
-        if self._phase is Phase.OVER:
+        quic = self._quic
+        if self._phase is Phase.OVER or quic.close_is_pending:
             return 1
         self._heard_at = now
         self._in_batch = True
-        quic = self._quic
         batch = quic.batch(datagrams, address, now)
-        while batch.at < batch.count and not self._is_ending():
+        while batch.at < batch.count and not self._is_ending() and not quic.close_is_pending:
             piece = None
             try:
                 piece = quic.take(batch)

@@ -301,6 +301,9 @@ CLOSES: Final = {
     "beyond the window": piece(FIRST + 400, 0x3FFF_0000, b"x" * 60),
     "no frame": b"\x3f" + bytes(30),
     "not its stream": piece(3, 0, b"x" * 60),
+    "more streams than it may open": piece(FIRST + 4 * 600, 0, b"x" * 60),
+    "what only servers send": b"\x1e" + bytes(30),
+    "a wrong end": measured(FIRST, 1, b"x", fin=True) + bytes(30),
 }
 
 
@@ -368,6 +371,51 @@ def test_a_batch_reaches_the_end_of_the_credit_and_no_further(credit: str) -> No
         quic._local_max_data.value = quic._local_max_data.used + 399
     give(pair, *pieces(pair, 4))
     assert sizes == [300] and quic.close_event is not None
+
+
+@pytest.mark.parametrize("why", CLOSES)
+def test_nothing_is_read_behind_what_ends_a_connection(why: str) -> None:
+    pair = ready()
+    sizes = handed(pair)
+    before, behind = pieces(pair, 5), piece(FIRST, 565, b"x" * 100)
+    last = flight_of(pair, CLOSES[why])
+    give(pair, *before, last, *(flight_of(pair, behind) for _ in range(3)))
+    assert sizes == [500]
+    pair.clock.run_until(lambda: pair.server.ending is not None)
+    assert pair.server.ending is not None
+    assert pair.server.ending.by_peer == (why == "application")
+
+
+def test_a_peer_that_changes_its_connection_id_in_a_batch_loses_nothing() -> None:
+    pair = ready()
+    sizes = handed(pair)
+    peer = pair.client.quic
+    first, second = peer._peer_cid, peer._peer_cid_available[0]
+    batch = []
+    for index, cid in enumerate([first] * 5 + [second] * 8 + [first] * 2):
+        peer._peer_cid = cid
+        batch.append(flight_of(pair, piece(FIRST, 65 + 100 * index, bytes((index,)) * 100)))
+    give(pair, *batch)
+    assert sizes[0] == 500 and sum(sizes) == 1500
+    arrived = pair.server.receiver.data[FIRST][65:]
+    assert arrived == b"".join(bytes((index,)) * 100 for index in range(15))
+    peer._peer_cid = second
+    give(pair, flight_of(pair, piece(FIRST, 1565, b"x" * 100)))
+    give(pair, *(flight_of(pair, piece(FIRST, 1665 + 100 * i, b"y" * 100)) for i in range(9)))
+    assert sizes[-1] == 900, "the new one is read the short way"
+
+
+def test_a_peer_that_moves_in_a_wake_up_loses_nothing() -> None:
+    pair = ready()
+    sizes = handed(pair)
+    datagrams, now = pieces(pair, 30), pair.clock.time()
+    for start, stop, port in ((0, 10, 1), (10, 20, 9), (20, 25, 1), (25, 30, 9)):
+        hand_over(pair.server.transport, datagrams[start:stop], ("client", port), now)
+    pair.server.transport.batch_ended(now)
+    assert sizes[0] == 1000 and sum(sizes) == 3000
+    arrived = pair.server.receiver.data[FIRST][65:]
+    assert arrived == b"".join(bytes((index,)) * 100 for index in range(30))
+    assert pair.server.quic.get_peer_address() == ("client", 9)
 
 
 def test_a_receiver_that_closes_gets_nothing_more_of_the_batch() -> None:

@@ -163,6 +163,7 @@ class IncomingConnection(ReceivingConnection):
         """
         at = batch.at
         batch.at = at + 1
+        opened, batch.opened = batch.opened, None
         reading, now = self._reading, batch.now
         if reading is not None and reading.context.aead is not reading.aead:
             reading = self._renew()  # we have updated the keys
@@ -176,7 +177,6 @@ class IncomingConnection(ReceivingConnection):
         ):
             self._leave(batch.datagrams[at], batch.addr, now)
             return None
-        opened, batch.opened = batch.opened, None
         if opened is None:
             opened = self._open(batch, at, reading)
             if opened is None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from kvcs.quic.aioquic_backend.private.queue import SERVED
+from tests.unit.quic.packets import FIRST, flight_of, give, piece, ready
 from tests.unit.quic.pair import Pair
-
-FIRST = 6
-"""The first stream of Objects of a client: 2 is for control."""
 
 
 def fill(pair: Pair, streams: int, octets: int) -> list[int]:
@@ -123,3 +122,20 @@ def test_every_stream_arrives_whatever_is_lost(seed: int) -> None:
     quic = pair.client.quic
     assert not quic._waiting and not quic._ranked
     assert Counter(quic._parked) + Counter(s.stream_id for s in quic._streams_queue) == Counter([2])
+
+
+def test_a_stream_that_the_library_has_read_of_is_left_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = ready()
+    quic = pair.server.quic
+    built: list[float] = []
+
+    def build(now: float) -> list[Any]:
+        built.append(now)
+        return []
+
+    monkeypatch.setattr(quic, "_filled_by_library", build)
+    give(pair, flight_of(pair, piece(FIRST, 100, b"behind a gap")))
+    assert quic._streams[FIRST].receiver.highest_offset == 112, "it was read"
+    assert not built and not quic._streams_queue and FIRST in quic._parked

@@ -81,17 +81,21 @@ class OutgoingConnection(IncomingConnection):
         return datagrams
 
     def _put_plain_in_order(self) -> None:
-        """Streams of Objects that the library was to look at wait in their places again."""
+        """Streams of Objects that the library was to look at wait in their places again.
+
+        Those of which nothing is to be sent it need not look at: each frame of the peer that the
+        library has read brings its stream here.
+        """
         if not self._active:
             return
         others: list[QuicStream] = []
         for stream in self._active:
-            if not is_plain(stream):
-                others.append(stream)
-            elif is_idle(stream):
+            if is_idle(stream):
                 self._parked.add(stream_key(stream))
-            else:
+            elif is_plain(stream):
                 self._put_in_order(stream)
+            else:
+                others.append(stream)
         self._active = others
 
     def _filled_by_library(self, now: float) -> list[tuple[bytes, NetworkAddress]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Concatenate
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, Concatenate, get_type_hints
 
 import typer
 
@@ -44,7 +45,8 @@ def command(
     """Make a function a command of `app`, with the options that all commands have.
 
     It may be ``async``: then SIGINT and SIGTERM cancel it, and its contexts end as they would
-    anyway.
+    anyway. A parameter whose annotation is a dataclass is a group of options: each field of it is
+    one, and the function gets them together.
 
     Args:
         app: where the command is registered.
@@ -55,15 +57,18 @@ def command(
     def register(body: Body) -> Callable[..., None]:
         signature = inspect.signature(body, eval_str=True)
         own = list(signature.parameters.values())[1:]
+        groups: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
 
         def run(*, as_json: bool, log_level: logs.LogLevel, **arguments: Any) -> None:
             logs.configure(log_level, as_json=as_json)
+            for name, group in groups.items():
+                arguments[name] = group(**{f.name: arguments.pop(f.name) for f in fields(group)})
             result = body(Output(as_json=as_json), **arguments)
             if inspect.iscoroutine(result):
                 run_async(result)
 
         # Typer reads a command's options from its signature.
-        parameters = [*own, *_SHARED]
+        parameters = [*_single(own), *_SHARED]
         run.__dict__["__signature__"] = signature.replace(
             parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters],
             return_annotation=None,
@@ -73,6 +78,24 @@ def command(
         return app.command(name, context_settings=context_settings)(run)
 
     return register
+
+
+def _single(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:
+    """Parameters of a function, with each option of its groups as one."""
+    for parameter in parameters:
+        group = parameter.annotation
+        if not is_dataclass(group):
+            yield parameter
+            continue
+        hints = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=hints[field.name],
+            )
 
 
 def run_async(body: Coroutine[Any, Any, None]) -> None:

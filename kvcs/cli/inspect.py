@@ -12,22 +12,9 @@ import typer
 from kvcs.cli.authorities import check_untrusted
 from kvcs.cli.files import read_scope
 from kvcs.cli.frame import command
-from kvcs.cli.options import (
-    CaOption,
-    ClientCertOption,
-    ClientKeyOption,
-    DescriptorOption,
-    InsecureOption,
-    KeysOption,
-    LikeOption,
-    ManifestDeadlineOption,
-    ProtectKeyOption,
-    TokenOption,
-    TokensOption,
-    UntrustedRelaysOption,
-)
+from kvcs.cli.groups import PeerOptions, PrefixOptions
+from kvcs.cli.options import KeysOption, ManifestDeadlineOption, ProtectKeyOption
 from kvcs.cli.output import Output, octets_text
-from kvcs.cli.peers import Peer
 from kvcs.cli.prefixes import prefix_of
 from kvcs.cli.publications import Wanted, inspect_publication
 from kvcs.errors import UsageError
@@ -42,6 +29,7 @@ def register(app: typer.Typer) -> None:
     @command(app, "inspect")
     def inspect(
         output: Output,
+        *,
         target: Annotated[
             str,
             typer.Argument(
@@ -58,17 +46,10 @@ def register(app: typer.Typer) -> None:
                 help="Scope key: what a file is called in the scope, whether a URI is of it.",
             ),
         ] = None,
-        like: LikeOption = None,
-        tokens: TokensOption = None,
-        descriptor: DescriptorOption = None,
-        ca: CaOption = None,
-        client_cert: ClientCertOption = None,
-        client_key: ClientKeyOption = None,
-        token_file: TokenOption = None,
-        insecure: InsecureOption = False,
+        prefix: PrefixOptions,
+        who: PeerOptions,
         keys_file: KeysOption = None,
         protect_key_file: ProtectKeyOption = None,
-        untrusted_relays: UntrustedRelaysOption = False,
         deadline: ManifestDeadlineOption = None,
     ) -> Coroutine[Any, Any, None] | None:
         """Show a KV cache file, or a publication's manifest.
@@ -81,24 +62,15 @@ def register(app: typer.Typer) -> None:
         The options from --like on are for publications; with a prefix, the manifest is held to it,
         and with --keys-file its signature is verified; one that is sealed needs --protect-key-file.
         """
-        wanted = Wanted(scope_key_file, like, tokens, descriptor)
         if target.startswith("moqt:"):
             url, _ = parse_holder_uri(target)
-            peer = Peer(
-                url,
-                ca,
-                token_file,
-                insecure,
-                deadline,
-                untrusted=untrusted_relays,
-                client_cert=client_cert,
-                client_key=client_key,
-            )
-            check_untrusted(untrusted_relays, protect_key_file)
+            peer = who.peer(url, deadline)
+            check_untrusted(who.untrusted_relays, protect_key_file)
+            wanted = Wanted(scope_key_file, prefix)
             return inspect_publication(
                 output, target, peer, wanted, deadline, keys_file, protect_key_file
             )
-        if wanted.names_prefix:
+        if prefix.given:
             raise UsageError("a prefix is compared with a publication, moqt://...; this is a file")
         _inspect_file(output, Path(target), scope_key_file)
         return None

@@ -10,23 +10,13 @@ import typer
 from kvcs.cli import files
 from kvcs.cli.authorities import read_protection
 from kvcs.cli.frame import command
+from kvcs.cli.groups import PeerOptions, PrefixOptions
 from kvcs.cli.options import (
-    CaOption,
-    ClientCertOption,
-    ClientKeyOption,
-    DescriptorOption,
-    InsecureOption,
-    LikeOption,
     ProtectKeyOption,
     RelayOption,
     ScopeKeyOption,
-    TokenOption,
-    TokensOption,
-    UntrustedRelaysOption,
 )
 from kvcs.cli.output import Output
-from kvcs.cli.peers import Peer
-from kvcs.cli.prefixes import read_prefix
 from kvcs.cli.probing import AnchorsOption, ProbeOption, parse_anchors
 from kvcs.kv import KVCS_SCHEME, Prefix, holder_uri
 from kvcs.subscriber import PublicationInfo, Subscriber
@@ -39,18 +29,12 @@ def register(app: typer.Typer) -> None:
     @command(app, "ls")
     async def ls(
         output: Output,
+        *,
         relay: RelayOption,
         scope_key_file: ScopeKeyOption,
-        like: LikeOption = None,
-        tokens: TokensOption = None,
-        descriptor: DescriptorOption = None,
-        ca: CaOption = None,
-        client_cert: ClientCertOption = None,
-        client_key: ClientKeyOption = None,
-        token_file: TokenOption = None,
+        prefix: PrefixOptions,
+        who: PeerOptions,
         protect_key_file: ProtectKeyOption = None,
-        untrusted_relays: UntrustedRelaysOption = False,
-        insecure: InsecureOption = False,
         probe: ProbeOption = None,
         anchors: AnchorsOption = None,
     ) -> None:
@@ -61,20 +45,11 @@ def register(app: typer.Typer) -> None:
         """
         ring = read_protection(protect_key_file, output)
         wanted: Prefix | bytes
-        if like is None and tokens is None and descriptor is None:
-            wanted = KVCS_SCHEME.scope_id(files.read_scope(scope_key_file, output))
+        if prefix.given:
+            wanted = prefix.read(output, scope_key_file)
         else:
-            wanted = read_prefix(output, scope_key_file, like, tokens, descriptor)
-        peer = Peer(
-            relay,
-            ca,
-            token_file,
-            insecure,
-            untrusted=untrusted_relays,
-            client_cert=client_cert,
-            client_key=client_key,
-        )
-        async with peer.connect() as session:
+            wanted = KVCS_SCHEME.scope_id(files.read_scope(scope_key_file, output))
+        async with who.peer(relay).connect() as session:
             subscriber = Subscriber(session, protection=ring)
             if isinstance(wanted, Prefix):
                 found = await _of_prefix(subscriber, wanted, probe, parse_anchors(anchors))

@@ -8,9 +8,9 @@ from typing import Any
 
 from kvcs.cli.authorities import read_protection
 from kvcs.cli.files import read_scope
+from kvcs.cli.groups import PrefixOptions
 from kvcs.cli.output import Output, octets_text
 from kvcs.cli.peers import Peer
-from kvcs.cli.prefixes import read_prefix
 from kvcs.errors import UsageError
 from kvcs.keyfiles import load_key_ring
 from kvcs.kv import (
@@ -33,14 +33,7 @@ class Wanted:
     """What the user knows of a publication, to compare it with."""
 
     scope_key_file: Path | None
-    like: Path | None
-    tokens: Path | None
-    descriptor: Path | None
-
-    @property
-    def names_prefix(self) -> bool:
-        """Whether a prefix is named."""
-        return any(path is not None for path in (self.like, self.tokens, self.descriptor))
+    prefix: PrefixOptions
 
     def read(self, output: Output) -> tuple[Scope | None, Prefix | None]:
         """The scope and the prefix that the files hold.
@@ -49,12 +42,12 @@ class Wanted:
             UsageError: a prefix without a scope key, or what `read_prefix` raises.
         """
         if self.scope_key_file is None:
-            if self.names_prefix:
+            if self.prefix.given:
                 raise UsageError("a prefix has a name only in a scope: add --scope-key-file FILE")
             return None, None
-        if not self.names_prefix:
+        if not self.prefix.given:
             return read_scope(self.scope_key_file, output), None
-        prefix = read_prefix(output, self.scope_key_file, self.like, self.tokens, self.descriptor)
+        prefix = self.prefix.read(output, self.scope_key_file)
         return prefix.scope, prefix
 
 

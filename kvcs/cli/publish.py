@@ -15,23 +15,15 @@ import typer
 from kvcs.cli import files
 from kvcs.cli.authorities import check_untrusted, read_own_key, read_protection
 from kvcs.cli.frame import command
+from kvcs.cli.groups import TransferOptions
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
-    RECONNECT_SECONDS,
     AudienceOption,
-    CaOption,
     ClientCaOption,
-    ClientCertOption,
-    ClientKeyOption,
-    DatagramSizeOption,
-    InsecureOption,
     IssuersOption,
     LinesOption,
     ProtectKeyOption,
-    ReconnectOption,
     ScopeKeyOption,
-    TokenOption,
-    UntrustedRelaysOption,
     parse_address,
     seconds,
 )
@@ -54,6 +46,7 @@ def register(app: typer.Typer) -> None:
     @command(app, "publish")
     async def publish(
         output: Output,
+        *,
         file: Annotated[Path, typer.Argument(metavar="FILE", help="KV cache file (safetensors).")],
         scope_key_file: ScopeKeyOption,
         relay: Annotated[
@@ -81,10 +74,7 @@ def register(app: typer.Typer) -> None:
         issuers: IssuersOption = None,
         audience: AudienceOption = None,
         client_ca: ClientCaOption = None,
-        ca: CaOption = None,
-        client_cert: ClientCertOption = None,
-        client_key: ClientKeyOption = None,
-        token_file: TokenOption = None,
+        who: TransferOptions,
         sign_key_file: Annotated[
             Path | None,
             typer.Option(
@@ -104,10 +94,6 @@ def register(app: typer.Typer) -> None:
                 " not see the length.",
             ),
         ] = None,
-        untrusted_relays: UntrustedRelaysOption = False,
-        insecure: InsecureOption = False,
-        datagram_size: DatagramSizeOption = None,
-        reconnect: ReconnectOption = RECONNECT_SECONDS,
         retain: Annotated[
             float | None,
             typer.Option(
@@ -159,7 +145,7 @@ def register(app: typer.Typer) -> None:
         cache = load_kv_file(file)
         prefix = prefix_of(cache, files.read_scope(scope_key_file, output))
         sign = None if sign_key_file is None else read_own_key(sign_key_file, output)
-        check_untrusted(untrusted_relays, protect_key_file)
+        check_untrusted(who.untrusted_relays, protect_key_file)
         protect = read_protection(protect_key_file, output)
         told = Lines(lines)
         if index_out is not None:
@@ -168,22 +154,8 @@ def register(app: typer.Typer) -> None:
             files.check_target(index_out)
         # It is served until interrupted, or as long as --retain says.
         settings = PublisherSettings(retention=retention, lifetime=inf)
-        peers = [
-            Peer(
-                url,
-                ca,
-                token_file,
-                insecure,
-                None,
-                datagram_size,
-                reconnect,
-                untrusted_relays,
-                client_cert,
-                client_key,
-            )
-            for url in dict.fromkeys(relay or ())
-        ]
-        quic = QuicSettings(datagram_size=datagram_size)
+        peers = who.peers(relay)
+        quic = QuicSettings(datagram_size=who.datagram_size)
         if save is not None and not peers and bind is None:
             # A server that does not listen: it is published to nobody.
             async with Publisher(Server(), settings=settings).publish(
@@ -195,7 +167,7 @@ def register(app: typer.Typer) -> None:
                 _show(output, publication, str(folder), told)
             return
         serving = Serving(
-            bind, cert, key, token_file, issuers, tuple(audience or ()), client_ca, quic
+            bind, cert, key, who.token_file, issuers, tuple(audience or ()), client_ca, quic
         )
         async with _session(peers, serving) as sessions:
             where = next(each.url if isinstance(each, Server) else each.peer for each in sessions)

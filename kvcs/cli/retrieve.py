@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,34 +12,22 @@ import typer
 from kvcs.cli.authorities import check_untrusted, read_protection
 from kvcs.cli.files import check_target
 from kvcs.cli.frame import command
+from kvcs.cli.groups import PrefixOptions, TransferOptions
 from kvcs.cli.lines import Lines
 from kvcs.cli.options import (
-    RECONNECT_SECONDS,
     AnyRelaysOption,
-    CaOption,
-    ClientCertOption,
-    ClientKeyOption,
-    DatagramSizeOption,
     DeadlineOption,
-    DescriptorOption,
-    InsecureOption,
     KeysOption,
-    LikeOption,
     LinesOption,
     ProtectKeyOption,
-    ReconnectOption,
     RequireSignedOption,
     ScopeKeyOption,
-    TokenOption,
-    TokensOption,
-    UntrustedRelaysOption,
     WaitOption,
     parse_range,
     seconds,
 )
 from kvcs.cli.output import Output, octets_text
 from kvcs.cli.peers import Peer, connect_all, token_source
-from kvcs.cli.prefixes import read_prefix
 from kvcs.cli.probing import AnchorsOption, ProbeOption, parse_anchors
 from kvcs.errors import CacheIncomplete, FileError, PublicationAborted, UsageError
 from kvcs.fallback import HttpSource
@@ -47,7 +35,7 @@ from kvcs.keyfiles import load_key_ring
 from kvcs.kv import LayerTensors, Prefix
 from kvcs.kv.arrays import byte_view
 from kvcs.kvfile import load_kv_file, save_kv_file
-from kvcs.subscriber import Cache, Index, Subscriber, SubscriberSettings
+from kvcs.subscriber import Cache, Subscriber, SubscriberSettings
 from kvcs.subscriber.indices import index_at
 from kvcs.subscriber.reception import Retrieve
 
@@ -110,91 +98,71 @@ LossyOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class RetrieveOptions:
+    """What `subscribe` and `fetch` have in common."""
+
+    fallback: FallbackOption = None
+    index: IndexOption = None
+    out: OutOption = None
+    compare: CompareOption = None
+    publication: PublicationOption = None
+    probe: ProbeOption = None
+    anchors: AnchorsOption = None
+    lossy: LossyOption = False
+    whole: WholeOption = False
+    patience: PatienceOption = None
+    keys_file: KeysOption = None
+    require_signed: RequireSignedOption = False
+    protect_key_file: ProtectKeyOption = None
+    deadline: DeadlineOption = None
+    lines: LinesOption = False
+
+    def check(self, peers: Sequence[Peer]) -> None:
+        """Look at what does not go together.
+
+        Raises:
+            UsageError: something does not, and the message says what.
+            FileError: the file to write to cannot be written.
+        """
+        if not peers and self.fallback is None:
+            raise UsageError("say where to look: --relay URL, --fallback URL, or both")
+        if self.out is None and self.compare is None:
+            raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
+        if self.out is not None:
+            check_target(self.out)
+        if self.require_signed and self.keys_file is None:
+            raise UsageError("--require-signed needs --keys-file FILE: whose signatures count")
+        check_untrusted(any(peer.untrusted for peer in peers), self.protect_key_file)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
 
     @command(app, "subscribe")
     async def subscribe(
         output: Output,
+        *,
         scope_key_file: ScopeKeyOption,
         relay: AnyRelaysOption = None,
-        fallback: FallbackOption = None,
-        index: IndexOption = None,
-        like: LikeOption = None,
-        tokens: TokensOption = None,
-        descriptor: DescriptorOption = None,
-        out: OutOption = None,
-        compare: CompareOption = None,
-        publication: PublicationOption = None,
-        probe: ProbeOption = None,
-        anchors: AnchorsOption = None,
-        lossy: LossyOption = False,
-        whole: WholeOption = False,
-        patience: PatienceOption = None,
-        ca: CaOption = None,
-        client_cert: ClientCertOption = None,
-        client_key: ClientKeyOption = None,
-        token_file: TokenOption = None,
-        keys_file: KeysOption = None,
-        require_signed: RequireSignedOption = False,
-        protect_key_file: ProtectKeyOption = None,
-        untrusted_relays: UntrustedRelaysOption = False,
-        insecure: InsecureOption = False,
-        datagram_size: DatagramSizeOption = None,
-        reconnect: ReconnectOption = RECONNECT_SECONDS,
-        deadline: DeadlineOption = None,
+        prefix: PrefixOptions,
+        who: TransferOptions,
+        how: RetrieveOptions,
         wait: WaitOption = None,
-        lines: LinesOption = False,
     ) -> None:
         """Follow a publication, live or not, and write its KV cache."""
-        prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
-        await _retrieve(
-            output,
-            [
-                Peer(
-                    url,
-                    ca,
-                    token_file,
-                    insecure,
-                    deadline,
-                    datagram_size,
-                    reconnect,
-                    untrusted_relays,
-                    client_cert,
-                    client_key,
-                )
-                for url in dict.fromkeys(relay or ())
-            ],
-            prefix,
-            out,
-            compare,
-            Lines(lines),
-            retrieve="subscribe",
-            deadline=deadline,
-            wait=wait,
-            publication=publication,
-            probe=probe,
-            anchors=parse_anchors(anchors),
-            lossy=lossy,
-            whole=whole,
-            patience=patience,
-            keys_file=keys_file,
-            require_signed=require_signed,
-            protect_key_file=protect_key_file,
-            fallback=_source(fallback, ca, token_file),
-            index=_index(index, ca, token_file),
-        )
+        wanted = prefix.read(output, scope_key_file)
+        await _retrieve(output, relay, wanted, who, how, retrieve="subscribe", wait=wait)
 
     @command(app, "fetch")
     async def fetch(
         output: Output,
+        *,
         scope_key_file: ScopeKeyOption,
         relay: AnyRelaysOption = None,
-        fallback: FallbackOption = None,
-        index: IndexOption = None,
-        like: LikeOption = None,
-        tokens: TokensOption = None,
-        descriptor: DescriptorOption = None,
+        prefix: PrefixOptions,
+        who: TransferOptions,
+        how: RetrieveOptions,
         layers: Annotated[
             str | None,
             typer.Option("--layers", metavar="N-N", help="Such as 4-11; all by default."),
@@ -203,158 +171,85 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option("--blocks", metavar="0-N", help="From the start on, such as 0-15."),
         ] = None,
-        out: OutOption = None,
-        compare: CompareOption = None,
-        publication: PublicationOption = None,
-        probe: ProbeOption = None,
-        anchors: AnchorsOption = None,
-        lossy: LossyOption = False,
-        whole: WholeOption = False,
-        patience: PatienceOption = None,
-        ca: CaOption = None,
-        client_cert: ClientCertOption = None,
-        client_key: ClientKeyOption = None,
-        token_file: TokenOption = None,
-        keys_file: KeysOption = None,
-        require_signed: RequireSignedOption = False,
-        protect_key_file: ProtectKeyOption = None,
-        untrusted_relays: UntrustedRelaysOption = False,
-        insecure: InsecureOption = False,
-        datagram_size: DatagramSizeOption = None,
-        reconnect: ReconnectOption = RECONNECT_SECONDS,
-        deadline: DeadlineOption = None,
         wait: WaitOption = 0.0,
-        lines: LinesOption = False,
     ) -> None:
         """Fetch layers and blocks of what is published already."""
-        prefix = read_prefix(output, scope_key_file, like, tokens, descriptor)
-        wanted = parse_range(blocks, "--blocks")
-        if wanted is not None and wanted[0] != 0:
+        wanted = prefix.read(output, scope_key_file)
+        some = parse_range(blocks, "--blocks")
+        if some is not None and some[0] != 0:
             raise UsageError("--blocks starts at 0: a later block needs those before it")
         await _retrieve(
             output,
-            [
-                Peer(
-                    url,
-                    ca,
-                    token_file,
-                    insecure,
-                    deadline,
-                    datagram_size,
-                    reconnect,
-                    untrusted_relays,
-                    client_cert,
-                    client_key,
-                )
-                for url in dict.fromkeys(relay or ())
-            ],
-            prefix,
-            out,
-            compare,
-            Lines(lines),
+            relay,
+            wanted,
+            who,
+            how,
             retrieve="fetch",
-            deadline=deadline,
             wait=wait,
-            publication=publication,
-            probe=probe,
-            anchors=parse_anchors(anchors),
-            lossy=lossy,
-            whole=whole,
-            patience=patience,
             layers=parse_range(layers, "--layers"),
-            blocks=None if wanted is None else wanted[1] + 1,
-            keys_file=keys_file,
-            require_signed=require_signed,
-            protect_key_file=protect_key_file,
-            fallback=_source(fallback, ca, token_file),
-            index=_index(index, ca, token_file),
+            blocks=None if some is None else some[1] + 1,
         )
-
-
-def _source(url: str | None, ca: Path | None, token_file: Path | None) -> HttpSource | None:
-    return None if url is None else HttpSource(url, ca=ca, token=token_source(token_file))
-
-
-def _index(text: str | None, ca: Path | None, token_file: Path | None) -> Index | None:
-    return None if text is None else index_at(text, ca=ca, token=token_source(token_file))
 
 
 async def _retrieve(
     output: Output,
-    peers: Sequence[Peer],
+    relays: Sequence[str] | None,
     prefix: Prefix,
-    out: Path | None,
-    compare: Path | None,
-    told: Lines,
+    who: TransferOptions,
+    how: RetrieveOptions,
     *,
     retrieve: Retrieve,
-    deadline: float | None,
     wait: float | None,
-    publication: str | None,
-    probe: int | None,
-    anchors: tuple[int, ...] | None,
-    lossy: bool,
-    whole: bool,
-    patience: float | None,
-    keys_file: Path | None,
-    require_signed: bool,
-    protect_key_file: Path | None,
-    fallback: HttpSource | None,
-    index: Index | None,
     layers: tuple[int, int] | None = None,
     blocks: int | None = None,
 ) -> None:
-    if not peers and fallback is None:
-        raise UsageError("say where to look: --relay URL, --fallback URL, or both")
-    if out is None and compare is None:
-        raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
-    if out is not None:
-        check_target(out)
-    if require_signed and keys_file is None:
-        raise UsageError("--require-signed needs --keys-file FILE: whose signatures count")
-    keys = None if keys_file is None else load_key_ring(keys_file)
-    check_untrusted(any(peer.untrusted for peer in peers), protect_key_file)
-    ring = read_protection(protect_key_file, output)
-    expected = None if compare is None else load_kv_file(compare, partial=True)
+    peers = who.peers(relays, how.deadline)
+    how.check(peers)
+    ring = read_protection(how.protect_key_file, output)
+    expected = None if how.compare is None else load_kv_file(how.compare, partial=True)
     if expected is not None and expected.descriptor != prefix.descriptor:
         differences = "; ".join(prefix.descriptor.differences(expected.descriptor))
-        raise FileError(f"{compare}: another descriptor: {differences}")
+        raise FileError(f"{how.compare}: another descriptor: {differences}")
+    keys = None if how.keys_file is None else load_key_ring(how.keys_file)
+    token, ca, told = token_source(who.token_file), who.ca, Lines(how.lines)
+    fallback = None if how.fallback is None else HttpSource(how.fallback, ca=ca, token=token)
+    index = None if how.index is None else index_at(how.index, ca=ca, token=token)
     received: dict[int, tuple[Any, Any]] = {}
     differing: list[int] = []
     async with connect_all(peers, can_do_without=fallback is not None) as sessions:
         subscriber = Subscriber(
             *sessions,
-            settings=SubscriberSettings(patience=patience, held_octets=None),
+            settings=SubscriberSettings(patience=how.patience, held_octets=None),
             keys=keys,
-            require_signed=require_signed,
+            require_signed=how.require_signed,
             protection=ring,
             fallback=fallback,
             index=index,
         )
         async with subscriber.open(
             prefix,
-            deadline=deadline,
+            deadline=how.deadline,
             wait=wait,
             layers=layers,
             blocks=blocks,
-            publication=publication,
-            probe=probe,
-            anchors=anchors,
-            lossy=lossy,
-            whole=whole,
+            publication=how.publication,
+            probe=how.probe,
+            anchors=parse_anchors(how.anchors),
+            lossy=how.lossy,
+            whole=how.whole,
             retrieve=retrieve,
         ) as cache:
             told.event("opened", layers=len(cache.layers), blocks=cache.blocks)
             try:
                 with output.progress("layers verified", len(cache.layers)) as step:
                     async for layer in cache:
-                        if out is not None:
+                        if how.out is not None:
                             received[layer.index] = (layer.k, layer.v)
                         if expected is not None and not _same(
                             layer, expected.layers.get(layer.index)
                         ):
                             differing.append(layer.index)
-                        if out is None:
+                        if how.out is None:
                             cache.drop(layer.index)  # it was compared
                         told.event("layer_verified", layer=layer.index)
                         step.advance()
@@ -362,10 +257,10 @@ async def _retrieve(
                 # What lacks is the same to the caller, whoever failed.
                 raise CacheIncomplete(str(exc), cache.missing, cache.usable_tokens) from exc
             document = _document(cache) | {"protected": ring is not None}
-    if out is not None:
+    if how.out is not None:
         count = document["tokens"]
-        save_kv_file(out, prefix.descriptor, prefix.token_ids[:count], received)
-        document["file"] = str(out)
+        save_kv_file(how.out, prefix.descriptor, prefix.token_ids[:count], received)
+        document["file"] = str(how.out)
     if expected is not None:
         document["equal"] = not differing
     _show(output, document, told)
@@ -373,8 +268,8 @@ async def _retrieve(
         first = differing[0]
         lacks = "" if first in expected.layers else ", which it lacks"
         raise FileError(
-            f"{compare}: {len(differing)} of {document['layers']} layers that were received differ"
-            f" from it, the first is layer {first}{lacks}"
+            f"{how.compare}: {len(differing)} of {document['layers']} layers that were received"
+            f" differ from it, the first is layer {first}{lacks}"
         )
 
 

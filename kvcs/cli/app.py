@@ -17,6 +17,7 @@ from typer.main import get_group
 import kvcs
 from kvcs.cli import config
 from kvcs.cli.failures import ExitCode, report
+from kvcs.cli.frame import OWN_PROCESS
 
 COMMANDS = {
     "keygen": ("keygen", "Make keys: a scope's, a producer's or an issuer's."),
@@ -111,13 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: what stands behind `kvcs`; those of the process by default. Without any, help is
-            shown.
+        arguments: what stands behind `kvcs`; those of the process by default, which is then the
+            command's own. Without any, help is shown.
 
     Returns:
         The exit code: 0, or a value of `ExitCode`.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    OWN_PROCESS.set(arguments is None)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a model's name is no reason to fail.
         sys.stdout.reconfigure(errors="backslashreplace")

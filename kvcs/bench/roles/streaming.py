@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
@@ -197,6 +198,7 @@ async def relay(parent: Parent, options: dict[str, Any]) -> None:
         allow_anyone=True,
         quic=quic_of(options),
     )
+    gc.freeze()  # as `kvcs relay` does
     async with kvcs.Relay(settings) as listening:
         parent.tell("ready", url=listening.url)
         await parent.word("go")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
 import os
 import signal
 import sys
+from contextvars import copy_context
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +18,8 @@ import pytest
 import structlog
 import typer
 
-from kvcs.cli import logs
-from kvcs.cli.frame import command, run_async
+from kvcs.cli import logs, main
+from kvcs.cli.frame import OWN_PROCESS, command, run_async
 from kvcs.cli.output import Output, octets_text, shown
 from kvcs.observe import get_logger
 
@@ -96,6 +98,26 @@ def test_a_signal_ends_a_command_through_its_contexts(
     if isinstance(caught.value, typer.Exit):
         assert caught.value.exit_code == 143
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_was_imported_leaves_garbage_collection_in_a_process_of_the_commands_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(OWN_PROCESS.get()))
+    monkeypatch.setattr(sys, "argv", ["kvcs", "--version"])
+
+    async def body() -> None:
+        pass
+
+    def as_called(*arguments: list[str]) -> None:
+        assert main(*arguments) == 0
+        run_async(body())
+
+    copy_context().run(as_called, ["--version"])  # a program calls it, whose objects these are
+    assert frozen == []
+    copy_context().run(as_called)
+    assert frozen == [True]
 
 
 def test_a_cancellation_of_another_cause_is_not_hidden() -> None:

@@ -15,7 +15,6 @@ from kvcs.errors import ObjectError, PublicationError, UsageError
 from kvcs.kv import codecs
 from kvcs.kv.arrays import byte_view
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Part, Row, digest_at
 from kvcs.kv.manifest import Manifest, check_succession
 from kvcs.kv.payload import (
     DIGEST_OCTETS,
@@ -25,6 +24,7 @@ from kvcs.kv.payload import (
     check_length,
     compare_digests,
 )
+from kvcs.kv.rows import OWED, VERIFIED, WAITING, Lane, Part, Row, digest_at
 from kvcs.kv.slots import InPieces, Nowhere, Outcome, Slot
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.successions import Successions

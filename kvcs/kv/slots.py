@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvcs.errors import ObjectError
 from kvcs.kv.payload import HEADER_OCTETS
+from kvcs.kv.rows import Lane, Row
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import DataTrack
 from kvcs.moqt.names import Location
-
-if TYPE_CHECKING:
-    from kvcs.kv.holdings import Lane, Row
 
 
 class Outcome(Enum):

@@ -12,8 +12,9 @@ from itertools import chain
 
 from kvcs.errors import UsageError
 from kvcs.kv.descriptor import Descriptor
-from kvcs.kv.holdings import VERIFIED, Holdings, LayerTensors
+from kvcs.kv.holdings import Holdings, LayerTensors
 from kvcs.kv.payload import DIGEST_OCTETS
+from kvcs.kv.rows import VERIFIED
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location

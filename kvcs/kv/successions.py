@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 
 from kvcs.errors import ObjectError
-from kvcs.kv.holdings import OWED, VERIFIED, WAITING, Lane, Row
 from kvcs.kv.payload import DIGEST_OCTETS, HEADER_OCTETS
+from kvcs.kv.rows import OWED, VERIFIED, WAITING, Lane, Row
 from kvcs.kv.slots import InPieces, Outcome, Slot
 from kvcs.kv.substitutes import Substitutes
 from kvcs.moqt.names import Location

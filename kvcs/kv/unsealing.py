@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvcs.errors import ObjectError, UsageError
-from kvcs.kv.holdings import Lane
 from kvcs.kv.ledger import Ledger
 from kvcs.kv.memory import new_memory
 from kvcs.kv.opening import Alike, Keys, Opener
 from kvcs.kv.payload import HEADER_OCTETS, MAX_DATA_OCTETS
 from kvcs.kv.protection import TAG_OCTETS, sealed_octets
+from kvcs.kv.rows import Lane
 from kvcs.kv.slots import Outcome
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import DataTrack

@@ -14,7 +14,7 @@ from kvcs.errors import (
     RequestError,
 )
 from kvcs.kv import DataTrack, Ledger, Slot
-from kvcs.kv.holdings import Lane
+from kvcs.kv.rows import Lane
 from kvcs.kv.slots import Outcome
 from kvcs.kv.unsealing import QUIET_CHECKS, SealedLane, SealedSlot
 from kvcs.moqt import events

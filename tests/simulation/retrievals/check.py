@@ -8,7 +8,7 @@ from typing import Any
 
 import kvcs
 from kvcs.kv import Component
-from kvcs.kv.holdings import VERIFIED
+from kvcs.kv.rows import VERIFIED
 from kvcs.moqt.names import Location
 from tests.simulation.retrievals.content import ENGINE, Context
 from tests.simulation.retrievals.plan import (

@@ -1,8 +1,8 @@
 """Reaches into receiving: packets of an established connection are opened and read the short way.
 
 The library looks at each datagram as if it were the first of a handshake. Here those of an
-established connection are read: one path, one connection ID, the keys in use. Whatever is not so is
-left to the library, and so is every frame but the next piece of a stream.
+established connection are opened: one path, one connection ID, the keys in use. Whatever is not so
+is left to the library.
 """
 
 from __future__ import annotations
@@ -11,31 +11,23 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
-from aioquic.quic.connection import (
-    END_STATES,
-    NetworkAddress,
-    QuicConnectionError,
-    QuicConnectionState,
-    QuicReceiveContext,
-)
+from aioquic.quic.connection import NetworkAddress, QuicConnectionState
 from aioquic.quic.crypto import CryptoContext
 from aioquic.quic.events import StreamDataReceived
 from aioquic.quic.packet import decode_packet_number
-from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.tls import Epoch
 from cryptography.exceptions import InvalidTag
 
 from kvcs.quic.aioquic_backend.private.flights import (
-    FIN,
-    LENGTH,
     NONCE_OCTETS,
     OFFSET,
     SAMPLE_OCTETS,
     SHORT_HEADER_BITS,
-    STREAM,
     header_masks,
 )
-from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
+from kvcs.quic.aioquic_backend.private.frames import INTEGER_MASKS
+from kvcs.quic.aioquic_backend.private.taking import Piece, TakingConnection
 
 LONGEST_NUMBER: Final = 4
 """Octets of a packet number, at most; the sample of header protection begins behind them."""
@@ -44,20 +36,8 @@ LONG_HEADER, FIXED_BIT, SPIN_BIT, RESERVED_BITS, PHASE_SHIFT = 0x80, 0x40, 0x20,
 NUMBER_BITS: Final = 0x03
 """A short header's first octet (RFC 9000 §17.3.1)."""
 
-STREAM_MASK: Final = 0xF8
-"""Bits of a frame's type that say whether it is a STREAM frame (RFC 9000 §19.8)."""
-
-LONGEST_HEAD: Final = 1 + 3 * 8
-"""Octets of a STREAM frame before its data, at most; a shorter payload is left to the library."""
-
 LAST_KEYS_TIMEOUTS: Final = 3
 """Probe time-outs for which packets under the keys before those in use are read."""
-
-INTEGER_MASKS: Final = {1: 0x3F, 2: 0x3FFF, 4: 0x3FFF_FFFF, 8: 0x3FFF_FFFF_FFFF_FFFF}
-"""What an integer's value is, by its octets (RFC 9000 §16)."""
-
-Piece = tuple[int, bytes]
-"""A stream's ID, and its next octets."""
 
 Opened = tuple[int, int, bytes]
 """A packet's first octet without its protection, its number, and its payload."""
@@ -119,14 +99,13 @@ class Batch:
         """The next one, where it has been opened already."""
 
 
-class IncomingConnection(ReceivingConnection):
+class IncomingConnection(TakingConnection):
     """A connection that reads ordinary packets the short way."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._reading: Reading | None = None
         self._last_keys: LastKeys | None = None
-        self._idle_now = -1.0
 
     def batch(self, datagrams: list[bytes], addr: NetworkAddress, now: float) -> Batch:
         """Begin to take datagrams: the first, and those that follow it and can be read like it.
@@ -192,7 +171,8 @@ class IncomingConnection(ReceivingConnection):
             self._spin_highest_pn = number
         piece = self._next_piece(payload)
         if piece is None:
-            self._read_frames(payload, space, number, now)
+            if not self._read_pieces(payload, space, number, now):
+                self._read_frames(payload, space, number, now)
             return None
         self._received(space, number, True, now)
         if (
@@ -369,109 +349,3 @@ class IncomingConnection(ReceivingConnection):
         if last.begun == inf:
             last.until = now + LAST_KEYS_TIMEOUTS * self._loss.get_probe_timeout()
         last.begun = number
-
-    def _next_piece(self, payload: bytes) -> Piece | None:
-        """The one frame of a packet, where it holds the next octets of a stream that goes on."""
-        size = len(payload)
-        if size < LONGEST_HEAD or payload[0] & (STREAM_MASK | FIN) != STREAM:
-            return None
-        kind = payload[0]
-        octets = 1 << (payload[1] >> 6)
-        at = 1 + octets
-        stream_id = int.from_bytes(payload[1:at], "big") & INTEGER_MASKS[octets]
-        offset = 0
-        if kind & OFFSET:
-            octets = 1 << (payload[at] >> 6)
-            offset = int.from_bytes(payload[at : at + octets], "big") & INTEGER_MASKS[octets]
-            at += octets
-        if kind & LENGTH:
-            octets = 1 << (payload[at] >> 6)
-            length = int.from_bytes(payload[at : at + octets], "big") & INTEGER_MASKS[octets]
-            at += octets
-            if at + length != size:
-                return None
-        stream = self._streams.get(stream_id)
-        if stream is None or at >= size:
-            return None
-        receiver, limit = stream.receiver, self._local_max_data
-        stop = offset + size - at
-        new = stop - receiver.highest_offset
-        if (
-            offset != receiver._buffer_start
-            or receiver._buffer
-            or receiver._final_size is not None
-            or receiver.is_finished
-            or stop > stream.max_stream_data_local
-            or new != size - at
-            or limit.used + new > limit.value
-        ):
-            return None
-        receiver._buffer_start = receiver.highest_offset = stop
-        limit.used += new
-        return stream_id, payload[at:]
-
-    def _read_frames(self, payload: bytes, space: QuicPacketSpace, number: int, now: float) -> bool:
-        """Have the library read the frames of a packet; False where they end the connection."""
-        context = QuicReceiveContext(
-            epoch=Epoch.ONE_RTT,
-            host_cid=self.host_cid,
-            network_path=self._network_paths[0],
-            quic_logger_frames=None,
-            time=now,
-            version=None,
-        )
-        is_ack_eliciting = False
-        try:
-            is_ack_eliciting, _ = self._payload_received(context, payload)
-        except QuicConnectionError as exc:
-            self._logger.warning(exc)
-            self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
-        if self._state in END_STATES or self._close_pending:
-            return False
-        self._received(space, number, is_ack_eliciting, now)
-        return True
-
-    def _received(
-        self, space: QuicPacketSpace, number: int, is_ack_eliciting: bool, now: float
-    ) -> None:
-        """Note that a packet came: for acknowledgements, duplicates and the idle time-out."""
-        if now != self._idle_now:
-            # What one wake-up reads all has the same time.
-            self._idle_now = now
-            self._close_at = now + self._idle_timeout()
-        self._ack_eliciting_sent_since_receipt = False
-        if number > space.largest_received_packet:
-            space.largest_received_packet = number
-            space.largest_received_time = now
-        # Its list itself: the set looks through all of it, where most packets extend the last one.
-        ranges: list[range] = space.ack_queue._RangeSet__ranges  # type: ignore[attr-defined]
-        if ranges and ranges[-1].stop == number:
-            ranges[-1] = range(ranges[-1].start, number + 1)
-        else:
-            space.ack_queue.add(number)
-            if len(ranges) > MAX_ACK_RANGES:
-                space.ack_queue.shift()
-        space.received_packets.add(number)
-        if is_ack_eliciting and space.ack_at is None:
-            space.ack_at = now + self._ack_delay
-
-    def _received_run(self, space: QuicPacketSpace, begun: int, number: int, now: float) -> None:
-        """Note packets that bring what follows in a stream, as `_received` notes each.
-
-        Args:
-            space: of 1-RTT packets.
-            begun: packet number of the one before them, the largest until then, which is noted.
-            number: of the last of them.
-            now: when they came, and it.
-        """
-        space.expected_packet_number = max(space.expected_packet_number, number + 1)
-        self._spin_highest_pn = max(self._spin_highest_pn, number)
-        space.largest_received_packet = number
-        space.largest_received_time = now
-        ranges: list[range] = space.ack_queue._RangeSet__ranges  # type: ignore[attr-defined]
-        ranges[-1] = range(ranges[-1].start, number + 1)
-        window = space.received_packets
-        window._received.update(range(begun + 1, number + 1))
-        window._lower = max(window._lower, number + 1 - window._size)
-        if len(window._received) > 2 * window._size:
-            window._received = {known for known in window._received if known >= window._lower}

@@ -42,7 +42,7 @@ class SendKey(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """Where the octets of a stream stand among those of others that wait below the session.
+    """Where octets of a stream stand among those of others that wait below the session.
 
     The lower Subscriber Priority goes first, then the lower Publisher Priority. Families of equal
     priorities take turns; within one the lower key goes first, and equals take turns.
@@ -50,6 +50,8 @@ class Rank(NamedTuple):
 
     family: TrackNamespace
     key: SendKey
+    request_id: int | None = None
+    """Request whose updates change the Subscriber Priority, of what waits, too; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,15 @@ class Send:
     data: tuple[Buffer, ...]
     fin: bool = False
     rank: Rank | None = field(default=None, compare=False)
-    """Where all octets of the stream stand from now on; None where that has not changed."""
+    """Where these octets stand, and those that follow; None where that has not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prioritize:
-    """Say where the octets of an open stream stand from now on: its priority was changed."""
+    """Let what was sent for a request, and still waits, stand by another Subscriber Priority."""
 
-    stream_id: int
-    rank: Rank
+    request_id: int
+    subscriber_priority: int
 
 
 @dataclass(frozen=True, slots=True)

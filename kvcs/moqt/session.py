@@ -23,7 +23,6 @@ from kvcs.errors import SessionError
 from kvcs.moqt.actions import (
     Action,
     CloseSession,
-    Prioritize,
     Rank,
     ResetStream,
     Send,
@@ -341,14 +340,6 @@ class Session:
         """What has a stream of ours open for Objects."""
         return list(self._senders.values())
 
-    def rank_again(self, sender: ObjectSender) -> None:
-        """What a sender has handed over stands elsewhere now: its request's priority changed."""
-        if sender.stream_id is not None and not sender.closed:
-            key = sender.key()
-            if key != sender.told:
-                sender.told = key
-                self.act(Prioritize(sender.stream_id, Rank(sender.family, key)))
-
     def close_sender(self, sender: ObjectSender, code: int | None) -> None:
         """End a sender's stream: with a reset where ``code`` is given."""
         if sender.stream_id is not None:
@@ -457,7 +448,7 @@ class Session:
         rank = None
         if key != sender.told:
             sender.told = key
-            rank = Rank(sender.family, key)
+            rank = Rank(sender.family, key, sender.prioritized_by)
         action: Action = Send(sender.stream_id, tuple(piece.data), piece.fin, rank)
         if piece.reset is not None:
             reset = ResetStream(sender.stream_id, piece.reset)

@@ -353,7 +353,7 @@ class Connection(Tenure):
             if type(action) is Send:
                 self._send(action)
             elif isinstance(action, Prioritize):
-                transport.rank(action.stream_id, action.rank)
+                transport.prioritize(action.request_id, action.subscriber_priority)
             elif isinstance(action, ResetStream):
                 transport.reset(action.stream_id, action.code)
             elif isinstance(action, StopSending):

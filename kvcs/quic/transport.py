@@ -79,10 +79,13 @@ class Transport(Protocol):
         """
 
     def rank(self, stream_id: int, rank: Rank) -> None:
-        """Let what waits of a stream, and what follows, leave in that place among other streams'.
+        """Let what follows on a stream leave in that place among other streams' octets.
 
         For a stream that is not open yet it holds where the next octets sent are its first ones.
         """
+
+    def prioritize(self, request_id: int, subscriber_priority: int) -> None:
+        """Let what waits of a request, as the ranks named it, stand by that Subscriber Priority."""
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our sending direction early; quiet when it has ended already."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvcs.errors import Redirected, RequestError
 from kvcs.moqt import messages
+from kvcs.moqt.actions import Prioritize
 from kvcs.moqt.errors import PublishDoneCode, StreamCode
 from kvcs.moqt.events import SubscriptionUpdated
 from kvcs.moqt.filters import LocationFilter, Range, RangeFilters
@@ -104,6 +105,7 @@ class Deliveries:
             on_unknown=on_unknown,
             fill_timeout_ms=parameters.get(ParameterType.FILL_TIMEOUT),
         )
+        sender.prioritized_by = request.request_id
         self._fetches[request.request_id] = sender
         sender.on_closed = lambda: self._fetch_closed(request, track)
         self.schedule(sender)
@@ -150,10 +152,11 @@ class Deliveries:
             return largest_object(largest)
         fetch = self._fetches.get(request.request_id)
         if fetch is not None:
-            fetch.subscriber_priority = parameters.get(
-                ParameterType.SUBSCRIBER_PRIORITY, fetch.subscriber_priority
-            )
-            self.reschedule(fetch)
+            priority = parameters.get(ParameterType.SUBSCRIBER_PRIORITY, fetch.subscriber_priority)
+            if priority != fetch.subscriber_priority:
+                fetch.subscriber_priority = priority
+                self.reschedule(fetch)
+                self.prioritize(request.request_id, priority)
         return Parameters()
 
     def update_failed(self, request: Request) -> None:
@@ -223,7 +226,10 @@ class Deliveries:
     def reschedule(self, sendable: ObjectSender) -> None:
         """The place of ``sendable`` in the order has changed."""
         self._session.scheduler.requeue(sendable)
-        self._session.rank_again(sendable)
+
+    def prioritize(self, request_id: int, priority: int) -> None:
+        """The Subscriber Priority of a request has changed, of what was handed over, too."""
+        self._session.act(Prioritize(request_id, priority))
 
     def unschedule(self, sendable: ObjectSender) -> None:
         """``sendable`` will send nothing more."""

@@ -49,8 +49,8 @@ class ObjectSender(ABC):
         self.family: TrackNamespace = track.name.namespace
         self.queued = 0
         self.subscriber_priority = subscriber_priority
-        self.stream_id: int | None = None
-        """Set by the session when the first piece goes out."""
+        self.stream_id: int | None = None  # set by the session when the first piece goes out
+        self.prioritized_by: int | None = None  # request whose updates change the priority
         self.told: SendKey | None = None  # where the stream stands, as the shell knows
         self.closed = False
         """Whether the stream has ended or will never be opened."""

@@ -43,6 +43,9 @@ class SubscriptionHost(Host, Protocol):
     def at(self, when: float, callback: Callable[[float], None]) -> None:
         """Call ``callback`` with the time, at ``when`` or soon after."""
 
+    def prioritize(self, request_id: int, priority: int) -> None:
+        """The Subscriber Priority of a request has changed, of what was handed over, too."""
+
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """The Track has ended and every stream of the subscription is closed."""
 
@@ -170,7 +173,8 @@ class SubscriptionDelivery:
             fill_timeout_ms=fill.get(ParameterType.FILL_TIMEOUT),
             live_order=self.group_order,
         )
-        self._fills[sender] = ParameterType.SUBSCRIBER_PRIORITY not in fill
+        follows = self._fills[sender] = ParameterType.SUBSCRIBER_PRIORITY not in fill
+        sender.prioritized_by = self.request_id if follows else None
         sender.on_opened = self._count_stream
         sender.on_closed = lambda: self._fill_closed(sender)
         self.host.schedule(sender)
@@ -200,11 +204,14 @@ class SubscriptionDelivery:
             self.start_fill(fill, update_id, largest)
 
     def _set_priority(self, priority: int) -> None:
+        if priority == self.subscriber_priority:
+            return
         self.subscriber_priority = priority
         followers = [fill for fill, follows in self._fills.items() if follows]
         for sender in (*self._senders.values(), *self._datagrams, *followers):
             sender.subscriber_priority = priority
             self.host.reschedule(sender)
+        self.host.prioritize(self.request_id, priority)
 
     def _set_forward(self, forward: bool) -> None:
         if self.forward and not forward:
@@ -348,6 +355,7 @@ class SubscriptionDelivery:
             timeouts=self._timeouts.of(self.track, subgroup),
         )
         self._senders[subgroup] = sender
+        sender.prioritized_by = self.request_id
         sender.on_opened = self._count_stream
         sender.on_closed = lambda: self._subgroup_closed(sender)
         self._limit_subgroup(sender)

@@ -124,15 +124,21 @@ class AioquicTransport(ConnectionDriver):
                 self.end(CONTROL_MESSAGE_TIMEOUT, "control messages are not taken")
 
     def rank(self, stream_id: int, rank: Rank) -> None:
-        """Let what waits of a stream of ours, and what follows, leave in that place among others.
+        """Let what follows on a stream of ours leave in that place among others.
 
         A stream of Objects goes while it has octets that may leave, before all that stand behind
-        it; equals take turns. Octets that are to be sent again count like new ones. Control and
-        request streams go before all of them whatever is said here. For a stream that is not open
-        yet it holds where the next octets sent are its first ones.
+        it; equals take turns. Octets that are to be sent again count like new ones, and octets that
+        are in the way of more urgent ones like those. Control and request streams go before all of
+        them whatever is said here. For a stream that is not open yet it holds where the next octets
+        sent are its first ones.
         """
         if self._phase is Phase.OPEN:
             self._quic.rank(stream_id, rank)
+
+    def prioritize(self, request_id: int, subscriber_priority: int) -> None:
+        """Let what waits of a request, as the ranks named it, stand by that Subscriber Priority."""
+        if self._phase is Phase.OPEN:
+            self._quic.prioritize(request_id, subscriber_priority)
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our sending direction early; quiet when it has ended already.

@@ -181,6 +181,9 @@ class ModelTransport(ModelConnection):
     def rank(self, stream_id: int, rank: Rank) -> None:
         """See `Transport`; here streams leave in the order in which they were written to."""
 
+    def prioritize(self, request_id: int, subscriber_priority: int) -> None:
+        """See `Transport`; see `rank`."""
+
     def reset(self, stream_id: int, code: int) -> None:
         """See `Transport`."""
         if self._phase is Phase.OPEN:

@@ -26,7 +26,7 @@ def ranks(pair: SessionPair) -> list[tuple[int, Rank]]:
 
 
 def rank(
-    group: int, *, subscriber: int = 128, publisher: int = 0, fill: bool = False, position: int = 0
+    group: int, *, subscriber: int = 128, publisher: int = 0, fill: bool = False, request: int = 0
 ) -> Rank:
     key = send_key(
         subscriber_priority=subscriber,
@@ -34,9 +34,9 @@ def rank(
         group_id=group,
         group_order=GroupOrder.ASCENDING,
         is_fill=fill,
-        position=position,
+        position=0,
     )
-    return Rank(NAME.namespace, key)
+    return Rank(NAME.namespace, key, request)
 
 
 def prioritized(actions: list[Action]) -> list[Prioritize]:
@@ -67,25 +67,25 @@ def test_control_and_requests_have_no_rank() -> None:
     assert len(others) >= 4 and all(action.rank is None for action in others)
 
 
-def test_an_update_ranks_the_open_streams_anew_and_no_others() -> None:
+def test_an_update_holds_for_what_was_handed_over_and_for_what_follows() -> None:
     pair, source, request_id = served()
     put_group(source, 0, 1, octets=10, priority=0)
     put(source, 1, 0, octets=10, priority=5)
     pair.run()
-    ended, still_open = dict.fromkeys(stream_id for stream_id, _ in ranks(pair))
-    assert ended != still_open
+    assert {each.request_id for _, each in ranks(pair)} == {request_id}
     pair.server.actions.clear()
     update(pair, request_id, subscriber_priority=3)
-    anew = Prioritize(still_open, rank(1, subscriber=3, publisher=5))
-    assert prioritized(pair.server.actions) == [anew]
+    assert prioritized(pair.server.actions) == [Prioritize(request_id, 3)]
     pair.server.actions.clear()
     update(pair, request_id, subscriber_priority=3)
     assert prioritized(pair.server.actions) == [], "nothing changed"
     put(source, 1, 1, octets=10, priority=5)
     put(source, 2, 0, octets=10, priority=7)
     pair.run()
-    ((_, following),) = ranks(pair)
-    assert following == rank(2, subscriber=3, publisher=7)
+    assert [each for _, each in ranks(pair)] == [
+        rank(1, subscriber=3, publisher=5, request=request_id),
+        rank(2, subscriber=3, publisher=7, request=request_id),
+    ]
 
 
 def test_an_update_comes_before_what_is_sent_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,15 +97,11 @@ def test_an_update_comes_before_what_is_sent_next(monkeypatch: pytest.MonkeyPatc
     pair.server.actions.clear()
     pair.server.credit.object_octets = 0
     update(pair, request_id, subscriber_priority=200)
-    ((stream_id, told),) = [
-        (each.stream_id, each.rank) for each in prioritized(pair.server.actions)
-    ]
-    assert told == rank(0, subscriber=200)
+    assert prioritized(pair.server.actions) == [Prioritize(request_id, 200)]
+    assert ranks(pair) == []
     pair.server.credit.object_octets = 1 << 40
     pair.run()
-    assert ranks(pair) == [], "it was told already"
-    later = [each.stream_id for each in pair.server.actions if isinstance(each, Send)]
-    assert stream_id in later
+    assert [each for _, each in ranks(pair)] == [rank(0, subscriber=200, request=request_id)]
 
 
 def test_a_fetch_is_ranked_group_by_group_and_by_its_update() -> None:
@@ -122,11 +118,13 @@ def test_a_fetch_is_ranked_group_by_group_and_by_its_update() -> None:
     request_id = pair.client.core.requester.fetch(NAME, NONE)
     pair.run()
     update(pair, request_id, subscriber_priority=7)
-    assert prioritized(pair.server.actions) == [], "it has no stream yet"
+    assert prioritized(pair.server.actions) == [Prioritize(request_id, 7)]
     pair.server.credit.object_octets = 1 << 40
     pair.run()
-    told = [each for _, each in ranks(pair)]
-    assert told == [rank(group, subscriber=7, publisher=group, fill=True) for group in range(3)]
+    assert [each for _, each in ranks(pair)] == [
+        rank(group, subscriber=7, publisher=group, fill=True, request=request_id)
+        for group in range(3)
+    ]
     assert len({stream_id for stream_id, _ in ranks(pair)}) == 1
 
 
@@ -157,13 +155,35 @@ def test_a_fill_stands_before_what_is_live_of_its_group_and_behind_earlier_ones(
 def test_two_subscribers_of_one_session_are_ranked_by_their_own_priority() -> None:
     pair, source = SessionPair(), track()
     serve(pair, source)
+    asked = {}
     for priority in (9, 3):
         parameters = Parameters.of(subscriber_priority=priority)
-        pair.client.core.requester.subscribe(NAME, parameters)
+        asked[priority] = pair.client.core.requester.subscribe(NAME, parameters)
     pair.run()
     put_group(source, 0, 1, octets=10, priority=0)
     put_group(source, 1, 1, octets=10, priority=0)
     pair.run()
     assert [each for _, each in ranks(pair)] == [
-        rank(group, subscriber=priority) for priority in (3, 9) for group in range(2)
+        rank(group, subscriber=priority, request=asked[priority])
+        for priority in (3, 9)
+        for group in range(2)
     ]
+
+
+@pytest.mark.parametrize("own", [None, 40])
+def test_a_fill_with_a_priority_of_its_own_is_not_touched_by_an_update(own: int | None) -> None:
+    pair, source = SessionPair(), track()
+    put(source, 5, 0, octets=10, priority=0)
+    serve(pair, source)
+    of_fill = {} if own is None else {"subscriber_priority": own}
+    join = Parameters.of(
+        location_filter=LocationFilter.next_object(),
+        fill_parameters=Parameters.of(
+            location_filter=LocationFilter.absolute_start(5, 0), **of_fill
+        ),
+    )
+    request_id = pair.client.core.requester.subscribe(NAME, join)
+    pair.run()
+    ((_, told),) = ranks(pair)
+    assert told.key.subscriber_priority == (128 if own is None else own)
+    assert told.request_id == (request_id if own is None else None)

@@ -12,6 +12,7 @@ from kvcs.moqt.names import GroupOrder
 from kvcs.moqt.sending.scheduler import send_key
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.aioquic_backend.private.filling import TURN_OCTETS
+from kvcs.quic.aioquic_backend.private.queue import MAX_PLACES
 from tests.unit.quic.pair import Pair
 
 FIRST = 6
@@ -27,6 +28,7 @@ def rank(
     publisher: int = 0,
     family: bytes = b"a",
     fill: bool = False,
+    request: int | None = None,
 ) -> Rank:
     key = send_key(
         subscriber_priority=subscriber,
@@ -36,7 +38,7 @@ def rank(
         is_fill=fill,
         position=0,
     )
-    return Rank((family,), key)
+    return Rank((family,), key, request)
 
 
 class Wire:
@@ -125,16 +127,81 @@ def test_what_comes_later_and_stands_before_goes_first() -> None:
     assert wire.streams == [streams[0], urgent, streams[0]]
 
 
-def test_a_rank_that_changes_holds_for_what_waits() -> None:
+def test_a_priority_that_changes_holds_for_what_waits() -> None:
+    """Also of streams that have had their FIN."""
     pair = Pair()
     wire = Wire(pair)
-    streams = open_streams(pair, rank(1), rank(2), rank(3))
+    streams = open_streams(pair, rank(1, request=0), rank(2, request=2), rank(3, request=4))
     pair.client.transport.flush()
     pair.clock.run_until(lambda: pair.server.receiver.octets > 2000)
-    pair.client.transport.rank(streams[2], rank(3, subscriber=0))
-    pair.client.transport.rank(streams[0], rank(1, subscriber=200))
+    pair.client.transport.prioritize(4, 0)
+    pair.client.transport.prioritize(0, 200)
+    pair.client.transport.prioritize(6, 0)  # nothing of it waits
     run(pair, streams)
     assert wire.streams == [streams[0], streams[2], streams[1], streams[0]]
+
+
+def go_on(pair: Pair, stream_id: int, *ranks: Rank, octets: int = BIG) -> None:
+    """Have the client write more to a stream, each part of its rank, and end it."""
+    for index, each in enumerate(ranks):
+        pair.client.transport.rank(stream_id, each)
+        pair.client.transport.send(stream_id, bytes(octets), index == len(ranks) - 1)
+
+
+def begin(pair: Pair, stream_id: int, first: Rank, octets: int = BIG) -> int:
+    """Have the client open a stream that goes on."""
+    pair.client.transport.rank(stream_id, first)
+    pair.client.transport.send(stream_id, bytes(octets), False)
+    return stream_id
+
+
+def test_a_stream_of_many_groups_stands_where_its_next_octets_do() -> None:
+    """A fill of three layers was handed over whole, and so were two layers of another family."""
+    pair = Pair()
+    wire = Wire(pair)
+    pair.client.transport.send(2, b"control", False)
+    fill = begin(pair, FIRST, rank(0, publisher=0, fill=True))
+    go_on(pair, fill, *(rank(layer, publisher=layer, fill=True) for layer in (1, 2)))
+    other = begin(pair, FIRST + 4, rank(1, publisher=1, family=b"b"))
+    go_on(pair, other, rank(5, publisher=5, family=b"b"))
+    run(pair, [fill, other])
+    layers = {fill: (0, 1, 2), other: (1, 5)}
+    sent = [(layers[stream_id][start // BIG], stream_id) for stream_id, start, _ in wire.frames]
+    assert [layer for layer, _ in sent] == sorted(layer for layer, _ in sent)
+    assert len(wire.streams) >= 6, "equals take turns"
+
+
+def test_what_is_in_the_way_of_urgent_octets_goes_with_them() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    pair.client.transport.send(2, b"control", False)
+    mixed = begin(pair, FIRST, rank(9))
+    middle = begin(pair, FIRST + 4, rank(5))
+    go_on(pair, middle, rank(5))
+    go_on(pair, mixed, rank(1), rank(7))
+    run(pair, [mixed, middle])
+    assert wire.streams == [mixed, middle, mixed]
+    first = next(index for index, frame in enumerate(wire.frames) if frame[0] == middle)
+    before = sum(stop - start for _, start, stop in wire.frames[:first])
+    assert before == 2 * BIG
+
+
+def test_places_of_a_stream_are_bounded_and_forgotten() -> None:
+    pair = Pair()
+    client, quic = pair.client.transport, pair.client.quic
+    client.send(2, b"control", False)
+    stream_id = begin(pair, FIRST, rank(0), octets=1)
+    for group in range(3 * MAX_PLACES):
+        client.rank(stream_id, rank(group))
+        client.send(stream_id, bytes(10), False)
+    places = quic._ranked[stream_id]._places
+    assert len(places) == MAX_PLACES and places == sorted(places)
+    client.flush()
+    pair.clock.run_until(lambda: client.unacknowledged() == 0)
+    client.rank(stream_id, rank(1000))
+    client.send(stream_id, bytes(10), True)
+    assert len(places) == 2 and quic._ranked[stream_id].key() == rank(1000).key
+    run(pair, [stream_id])
 
 
 def test_families_of_equal_priority_take_turns() -> None:

@@ -232,7 +232,7 @@ class OutgoingConnection(IncomingConnection):
                 sent_before + self._remote_max_data - self._remote_max_data_used,
                 stream.max_stream_data_remote,
             )
-            wrote = filling.turn(stream, limit)
+            wrote = filling.turn(stream, ranked.alike(limit))
             self._remote_max_data_used += sender.highest_offset - sent_before
             ranked.used += sender.next_offset - begun
             if is_idle(stream):

@@ -8,7 +8,9 @@ left out until a frame or a call touches them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Final, cast
 
 from aioquic.quic.connection import QuicConnection
@@ -23,6 +25,10 @@ from kvcs.moqt.sending.scheduler import Scheduler, send_key
 SERVED: Final = 2
 """Streams of Objects that the library fills packets from at a time: K and V of one layer."""
 
+MAX_PLACES: Final = 64
+"""Places that the octets of one stream may stand in: where a peer makes us hold more, octets stand
+with those before them."""
+
 UNRANKED: Final = Rank(
     (),
     send_key(
@@ -35,6 +41,9 @@ UNRANKED: Final = Rank(
     ),
 )
 """Where streams stand of which nothing was said: beside each other."""
+
+
+_offset = itemgetter(0)
 
 
 class WatchedSender(QuicStreamSender):
@@ -61,18 +70,51 @@ class WatchedSender(QuicStreamSender):
 class RankedStream:
     """A stream of Objects as the order has it; a `Sendable`."""
 
-    __slots__ = ("family", "place", "queued", "stream", "used")
+    __slots__ = ("_places", "family", "queued", "request_id", "stream", "used")
 
     def __init__(self, stream: QuicStream, rank: Rank) -> None:
         self.stream = stream
-        self.family, self.place = rank
+        self.family, key, self.request_id = rank
+        self._places = [(0, key)]
+        """First offset of octets that stand alike, and where: each place behind the last one, for
+        what is in the way of more urgent octets stands where those do."""
         self.queued = 0
         self.used = 0
         """Octets of its turn that were sent."""
 
     def key(self) -> SendKey:
-        """Where its octets stand."""
-        return self.place
+        """Where the octets stand that it sends next."""
+        return self._places[self._behind() - 1][1]
+
+    def alike(self, limit: int) -> int:
+        """Offset up to ``limit`` that octets reach which stand where the next ones do."""
+        behind = self._behind()
+        return limit if behind == len(self._places) else min(limit, self._places[behind][0])
+
+    def _behind(self) -> int:
+        """Index of the place behind that of the octets which it sends next."""
+        places, sender = self._places, self.stream.sender
+        if len(places) == 1:
+            return 1
+        at = sender._pending[0].start if len(sender._pending) else sender._buffer_stop
+        return bisect_right(places, at, key=_offset)
+
+    def stand(self, key: SendKey) -> None:
+        """Let octets that are written from now on stand in a place."""
+        places, at = self._places, self.stream.sender._buffer_stop
+        while places and places[-1][1] >= key:
+            at = places.pop()[0]
+        gone = bisect_right(places, self.stream.sender._buffer_start, key=_offset) - 1
+        if gone > 0:
+            del places[:gone]  # all of that has arrived
+        if len(places) < MAX_PLACES:
+            places.append((at, key))
+
+    def prioritize(self, subscriber_priority: int) -> None:
+        """Let all of its octets stand by another Subscriber Priority."""
+        self._places = [
+            (at, key._replace(subscriber_priority=subscriber_priority)) for at, key in self._places
+        ]
 
 
 class QueueingConnection(QuicConnection):
@@ -98,13 +140,23 @@ class QueueingConnection(QuicConnection):
         super().__init__(**options)
 
     def rank(self, stream_id: int, rank: Rank) -> None:
-        """Let a stream of Objects stand in this place from now on, or from when it opens."""
+        """Let what follows on a stream of Objects stand in this place, or all from when it opens.
+
+        Family and request of a stream are those of its first octets.
+        """
         ranked = self._ranked.get(stream_id)
         if ranked is None:
             self._told = (stream_id, rank)
         else:
-            ranked.family, ranked.place = rank
+            ranked.stand(rank.key)
             self._order.requeue(ranked)
+
+    def prioritize(self, request_id: int, subscriber_priority: int) -> None:
+        """Let the streams of a request stand by another Subscriber Priority from now on."""
+        for ranked in self._ranked.values():
+            if ranked.request_id == request_id:
+                ranked.prioritize(subscriber_priority)
+                self._order.requeue(ranked)
 
     # The library reads the queue, appends each new stream to it, and sets it anew for each packet:
     # without those that were sent from, which it then appends.

@@ -215,7 +215,8 @@ class PublicationNotFound(KvcsError):
 
 
 class StoreFull(KvcsError):
-    """The publisher's store has no room left and nothing in it can be freed."""
+    """A publisher's store, or what a retrieval may hold, has no room left, and nothing in it can be
+    freed."""
 
 
 class ConnectionFailed(KvcsError):

@@ -95,6 +95,7 @@ class Holdings:
         self.blocks = blocks
         self.counters = LedgerCounters()
         self.memory: LayerMemory = FreshMemory(descriptor)
+        self.held_octets = 0
         self._parts: list[Part] = []
         self._covered = 0
         self._objects = 0
@@ -121,6 +122,10 @@ class Holdings:
 
     memory: LayerMemory
     """What layers are put into; set it before the first Object comes."""
+
+    held_octets: int
+    """Octets that tensors of ours have for the segments and components that have begun to come,
+    whole or not, but of layers that were dropped."""
 
     @property
     def covered(self) -> int:
@@ -158,10 +163,6 @@ class Holdings:
         self._covered += part.wanted
         self._objects += part.wanted * len(part.tracks)
 
-    def payload_octets(self, track: DataTrack) -> int | None:
-        """Octets of each payload of a selected track, where its codec fixes them."""
-        return self.lane(track).payload_octets
-
     def lane(self, track: DataTrack) -> Lane:
         """What the Objects of a selected track have in common.
 
@@ -192,21 +193,21 @@ class Holdings:
             tensors = self._tensors[layer] = self.memory.layer(layer, tokens)
         return tensors
 
-    def _sections(self, lane: Lane, row: Row, layer: int, block: int) -> list[memoryview]:
-        """Writable octets of one block's sections."""
-        sizes = lane.layout.section_octets
+    def _places(self, lane: Lane, row: Row, layer: int) -> tuple[memoryview, ...]:
+        """Writable octets of all the segment's blocks, for each section."""
         if not row.places:
             k, v = map(byte_view, self._layer(layer))
             wanted = {Component.K: (k,), Component.V: (v,), Component.KV: (k, v)}
             first, last = lane.part.first_block, lane.part.first_block + lane.part.wanted
-            row.places = tuple(
-                view[first * size : last * size]
-                for view, size in zip(wanted[lane.track.component], sizes, strict=True)
-            )
-        return [
-            view[block * size : (block + 1) * size]
-            for view, size in zip(row.places, sizes, strict=True)
-        ]
+            pairs = zip(wanted[lane.track.component], lane.layout.section_octets, strict=True)
+            row.places = tuple([view[first * size : last * size] for view, size in pairs])
+            self.held_octets += lane.octets if self.memory.is_ours else 0
+        return row.places
+
+    def _sections(self, lane: Lane, row: Row, layer: int, block: int) -> list[memoryview]:
+        """Writable octets of one block's sections."""
+        pairs = zip(self._places(lane, row, layer), lane.layout.section_octets, strict=True)
+        return [view[block * size : (block + 1) * size] for view, size in pairs]
 
     def _release(self, lane: Lane, layer: int, row: Row, block: int, *, ours: bool = False) -> None:
         row.states[block] = VERIFIED
@@ -277,15 +278,9 @@ class Holdings:
         self._dropped.add(layer)
         self._tensors.pop(layer, None)
         for lane in self._lanes.values():
-            lane.rows[layer].places = ()  # each has one: the layer is ready
-
-    @property
-    def held_octets(self) -> int:
-        """Octets of whole layers that were not dropped; 0 where they lie in the caller's memory."""
-        if not self.memory.is_ours:
-            return 0
-        each = sum(lane.layout.octets * lane.part.wanted for lane in self._lanes.values())
-        return each * (sum(map(self.is_ready, self.layers)) - len(self._dropped))
+            row = lane.rows[layer]  # each has one: the layer is ready
+            self.held_octets -= lane.octets if row.places and self.memory.is_ours else 0
+            row.places = ()
 
     @property
     def has_dropped(self) -> bool:

@@ -81,6 +81,11 @@ class Lane:
     rows: dict[int, Row] = field(default_factory=dict)
     """By layer, those of which something has come."""
 
+    @property
+    def octets(self) -> int:
+        """Tensor octets of one layer."""
+        return self.layout.octets * self.part.wanted
+
 
 class Holder(Protocol):
     """Fills the place of a block."""

@@ -106,6 +106,7 @@ class Substitutes(Holdings):
             for mine, its in zip(self._layer(layer), other._layer(layer), strict=True):
                 mine[tokens] = its[tokens]
             for lane, row in zip(lanes, rows, strict=True):
+                self._places(lane, row, layer)  # its memory is used from now on
                 for block in range(part.wanted):
                     if row.states[block] != VERIFIED:
                         self._release(lane, layer, row, block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcs.errors import UsageError
+from kvcs.errors import StoreFull, UsageError
 from kvcs.kv import Ledger
 
 
@@ -46,13 +46,13 @@ class KeptLayers:
         self._dropped[reader].add(index)
         self._let_go({index})
 
-    def excess(self, octets: int | None) -> str | None:
+    def excess(self, octets: int | None) -> StoreFull | None:
         """Say that the layers which are held take more than so many octets; None where they do not,
         or where None is the limit."""
-        held = 0 if octets is None else self._ledger.held_octets
+        held = self._ledger.held_octets
         if octets is None or held <= octets:
             return None
-        return (
+        return StoreFull(
             f"the layers that are held take {held} octets, the limit is {octets}: drop those that"
             " were used (Cache.drop), or set SubscriberSettings.held_octets"
         )

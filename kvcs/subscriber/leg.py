@@ -46,7 +46,7 @@ class Traveller(Protocol):
         """The first Location of a track that is not there; None where all of it is."""
 
     def verified(self) -> None:
-        """An Object was verified."""
+        """Objects were verified."""
 
     def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """What is missing of the span does not come of itself."""
@@ -156,7 +156,7 @@ class Leg:
     # Taker
 
     def verified(self) -> None:
-        """An Object was verified."""
+        """Objects were verified."""
         self._traveller.verified()
 
     def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
@@ -242,7 +242,7 @@ class Beside:
         self._traveller = traveller
 
     def verified(self) -> None:
-        """An Object was verified."""
+        """Objects were verified."""
         self._traveller.verified()
 
     def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:

@@ -49,7 +49,7 @@ class Taker(Protocol):
     """What a receiver tells the cache."""
 
     def verified(self) -> None:
-        """An Object was verified; a layer may be whole now."""
+        """Objects were verified; a layer may be whole now."""
 
     def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """What is missing of the span does not come of itself: it is owed again.
@@ -201,6 +201,7 @@ class TrackReceiver:
                 self.octets += at - begun * lead
                 self.taken += begun
                 if at == len(octets):
+                    self._taker.verified()
                     return
                 first, count = Location(first.group, first.object + begun), count - begun
                 octets, stop = octets[at:], length - slot.received

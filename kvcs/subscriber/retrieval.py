@@ -213,18 +213,18 @@ class Retrieval:
     # Traveller: what its legs tell
 
     def verified(self) -> None:
-        """An Object was verified; hand out layers that are whole now."""
-        ready = self._ledger.take_ready()
-        if not ready:  # the rest costs as much as there are layers: not for every Object
-            return
-        self.last_at = self._loop.time()
-        if self.first_at is None:
-            self.first_at = self.last_at
-        if self._may_hand_out():
-            self._hand_out(ready)
-        if excess := self.readers.kept.excess(self._settings.held_octets):
-            self.failed(self.incomplete(excess))
-        self._check_completion()
+        """Objects were verified; hand out layers that are whole now."""
+        if ready := self._ledger.take_ready():
+            self.last_at = self._loop.time()
+            if self.first_at is None:
+                self.first_at = self.last_at
+            if self._may_hand_out():
+                self._hand_out(ready)
+        excess = self.readers.kept.excess(self._settings.held_octets)
+        if excess is not None and not self.is_over:
+            self.failed(self.incomplete(str(excess), excess))
+        if ready:  # it costs as much as there are layers: not for every Object
+            self._check_completion()
 
     def lost(self, track: DataTrack, span: Span, reason: str, *, late: bool = False) -> None:
         """Objects are owed again: fetch them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvcs.errors import ConnectionClosed, KvcsError
+from kvcs.errors import ConnectionClosed, KvcsError, StoreFull
 from kvcs.quic.connection import Connection
 from kvcs.quic.namespaces import NamespaceWatch
 from kvcs.recovery import Recovery, may_come
@@ -73,8 +73,8 @@ class Rivals:
     def blame(self, error: KvcsError) -> None:
         """The retrieval has failed: the next one takes others first, if the publication is why."""
         retrieval = self._retrieval
-        if retrieval.finder is None or isinstance(error.__cause__, ConnectionClosed):
-            return
+        if retrieval.finder is None or isinstance(error.__cause__, ConnectionClosed | StoreFull):
+            return  # the session is why, or that nobody drops layers
         if asyncio.get_running_loop().time() < retrieval.deadline_at:  # else the path may be slow
             retrieval.finder.let_down(retrieval.namespace)
 
@@ -110,15 +110,13 @@ class Rivals:
         """Whether what has come since the last look is enough to end by the deadline: the rate seen
         may grow, by as much as recovery hopes for."""
         retrieval, ledger = self._retrieval, self._retrieval.ledger
-        now = ledger.octets_here
-        before, self._seen = self._seen, now
+        before, self._seen = self._seen, ledger.octets_here
         if before is None:
             return True
-        lanes = [ledger.lane(track) for track in ledger.tracks]
-        each_layer = sum(lane.layout.octets * lane.part.wanted for lane in lanes)
-        owed = each_layer * len(ledger.layers) - now
+        each_layer = sum(ledger.lane(track).octets for track in ledger.tracks)
+        owed = each_layer * len(ledger.layers) - self._seen
         left = retrieval.deadline_at - asyncio.get_running_loop().time()
-        return may_come(owed, now - before, self._quiet, left)
+        return may_come(owed, self._seen - before, self._quiet, left)
 
     async def _look(self) -> None:
         try:

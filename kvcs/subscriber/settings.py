@@ -58,7 +58,7 @@ class SubscriberSettings:
     """Largest Data of one Object."""
 
     held_octets: int | None = 12 * GIB
-    """Layers that one retrieval holds, whole and not dropped, before it fails with
+    """Tensors of layers that were begun and not dropped, of one retrieval, before it fails with
     `CacheIncomplete`: Objects come as fast as they are verified, whether layers are used or not.
     By default the 10 GiB of 32,768 tokens of a 70B model (80 layers, 8 KV heads of 128, 16 bits)
     fit, and a longer context needs `Cache.drop`, or more here. None is no limit: then a retrieval

@@ -68,3 +68,35 @@ def test_only_a_whole_layer_of_the_selection_can_be_dropped(layer: int) -> None:
     deliver(ledger, K0, Location(0, 0), TOY.objects[K0, Location(0, 0)])
     with pytest.raises(UsageError, match=f"layer {layer} is not whole"):
         ledger.drop(layer)
+
+
+def test_what_is_held_counts_from_the_first_object_of_a_layer_until_it_is_dropped() -> None:
+    ledger = TOY.ledger()
+    k, v = TOY.k[0].nbytes, TOY.v[0].nbytes
+    assert ledger.held_octets == ledger.octets_here == 0
+    deliver(ledger, K0, Location(0, 0), TOY.objects[K0, Location(0, 0)])
+    assert ledger.held_octets == k and ledger.octets_here == k // 3
+    give(ledger, (0, 1))
+    assert ledger.held_octets == ledger.octets_here == 2 * (k + v)
+    ledger.drop(0)
+    ledger.drop(0)
+    assert ledger.held_octets == k + v and ledger.octets_here == 2 * (k + v)
+    give(ledger, (0,))  # copies
+    assert ledger.held_octets == k + v
+
+
+def test_a_block_that_waits_for_its_list_is_held() -> None:
+    ledger = TOY.ledger(signed=True)
+    deliver(ledger, K0, Location(0, 0), TOY.objects[K0, Location(0, 0)])
+    assert ledger.counters.verified_octets == 0
+    assert ledger.octets_here == TOY.k[0].nbytes // 3 and ledger.held_octets == TOY.k[0].nbytes
+
+
+def test_a_segment_of_another_publication_is_held_too() -> None:
+    ledger, other = TOY.ledger(), TOY.ledger()
+    give(other, range(4))
+    ledger.take_segment(0, other)
+    assert ledger.held_octets == other.held_octets == TOY.k.nbytes + TOY.v.nbytes
+    for layer in range(4):
+        ledger.drop(layer)
+    assert ledger.held_octets == 0

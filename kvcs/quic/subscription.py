@@ -40,7 +40,8 @@ MAX_WAITING_OCTETS: Final = 16 * MIB
 """Octets of Objects that wait to be taken, those on their way in included; then it is too slow."""
 
 OBJECT_COST: Final = 256
-"""Octets that each waiting Object counts beside its payload: empty ones must not pile up."""
+"""Octets that each waiting Object counts beside its payload and its Properties: empty ones must not
+pile up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Subscription:
             self._more.clear()
             await self._more.wait()
         item = self._whole.popleft()
-        self._octets -= len(item.payload) + OBJECT_COST
+        self._octets -= len(item.payload) + _cost(item.header)
         return item
 
     def take(self, event: events.Event) -> None:
@@ -134,9 +135,11 @@ class Subscription:
         self._more.set()
 
     def _take_object(self, event: events.Event) -> None:
+        if self._error is not None:
+            return  # of what comes now some octets were not kept
         if isinstance(event, events.ObjectStarted):
             self._arriving[event.stream_id] = _Arriving(event.header)
-            self._count(OBJECT_COST)
+            self._count(_cost(event.header))
         elif isinstance(event, events.ObjectChunk):
             arriving = self._arriving.get(event.stream_id)
             if arriving is not None and self._count(len(event.data)):
@@ -153,7 +156,7 @@ class Subscription:
         self.lost += event.reset_code is not None
         arriving = self._arriving.pop(event.stream_id, None)
         if arriving is not None:
-            self._octets -= len(arriving.payload) + OBJECT_COST
+            self._octets -= len(arriving.payload) + _cost(arriving.header)
 
     def _datagram(self, event: events.DatagramReceived) -> None:
         item = event.datagram
@@ -166,7 +169,7 @@ class Subscription:
             item.properties,
             len(item.payload),
         )
-        if self._count(len(item.payload) + OBJECT_COST):
+        if self._count(len(item.payload) + _cost(header)):
             self._whole.append(ReceivedObject(header, bytes(item.payload)))
 
     def _take_end(self, event: events.Event) -> None:
@@ -197,6 +200,11 @@ class Subscription:
         if self._error is None:
             self._error = error
             self._arriving.clear()
+
+
+def _cost(header: ObjectHeader) -> int:
+    """Octets that a waiting Object counts beside its payload."""
+    return OBJECT_COST + len(header.properties)
 
 
 @contextmanager

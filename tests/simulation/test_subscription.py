@@ -10,6 +10,7 @@ import pytest
 
 from kvcs.errors import ConnectionClosed, RequestError, StreamError
 from kvcs.moqt import FullTrackName, Location, LocationFilter, ObjectHeader, Parameters, Track
+from kvcs.moqt.properties import KeyValues
 from kvcs.quic import Connection, ReceivedObject, Server, connect, serve, subscribe
 from kvcs.testing.network import Conditions, Network, leftovers, run
 from kvcs.testing.tracks import end_track, payload, put, put_group
@@ -153,21 +154,28 @@ def test_a_session_that_ends_is_told() -> None:
     played(test)
 
 
-@pytest.mark.parametrize("octets", [0, 600])
-def test_objects_that_nobody_takes_are_bounded(octets: int) -> None:
+@pytest.mark.parametrize(("octets", "of_properties"), [(0, 0), (600, 0), (1, 600)])
+def test_objects_that_nobody_takes_are_bounded(octets: int, of_properties: int) -> None:
+    """Those that come after the bound was reached are not given either, and not without payload."""
+    properties = b"" if not of_properties else KeyValues.of([(0x3D, bytes(of_properties))]).write()
+
     async def test(made: Stage) -> None:
         async with subscribe(made.session, NAME, max_octets=10_000) as track:
             for group in range(60):
                 made.track.publish(
-                    ObjectHeader(group, 0, payload_length=octets),
+                    ObjectHeader(group, 0, payload_length=octets, properties=properties),
                     (memoryview(bytes(octets)),) if octets else (),
                     0.0,
                 )
                 made.track.finish_subgroup(group, 0)
             await asyncio.sleep(5)
+            items = []
             with pytest.raises(StreamError, match="more than 10000 octets wait"):
-                async for _ in track:
-                    pass
+                async for item in track:
+                    items.append(item)
+            each = 256 + octets + len(properties)
+            assert 0 < len(items) <= 10_000 // each
+            assert all(item.payload == bytes(octets) for item in items)
 
     played(test, Conditions())
 

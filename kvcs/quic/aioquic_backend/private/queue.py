@@ -148,8 +148,10 @@ class QueueingConnection(QuicConnection):
         if ranked is None:
             self._told = (stream_id, rank)
         else:
+            before = ranked.key()
             ranked.stand(rank.key)
-            self._order.requeue(ranked)
+            if ranked.key() != before:
+                self._order.requeue(ranked)
 
     def prioritize(self, request_id: int, subscriber_priority: int) -> None:
         """Let the streams of a request stand by another Subscriber Priority from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,14 @@ class Parent:
     def tell(self, event: str, **facts: Any) -> None:
         """Say that something happened."""
         print(json.dumps({"event": event, **facts}), flush=True)
+
+    def ready(self, url: str = "") -> None:
+        """Say that what this process needs is imported and set up, and where it is reached.
+
+        From here on garbage collections pass over that, as in a process of a command of kvcs.
+        """
+        gc.freeze()
+        self.tell("ready", url=url)
 
     async def options(self) -> dict[str, Any]:
         """Wait for what this process is to do; it comes once, before every word.

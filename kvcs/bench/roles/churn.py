@@ -53,7 +53,7 @@ async def churner(parent: Parent, options: dict[str, Any]) -> None:
                             )
                         cache.drop(layer.index)
 
-        parent.tell("ready", url="")
+        parent.ready()
         await parent.word("go")
         meter = Meter()
         for _ in range(options["batches"]):
@@ -76,7 +76,7 @@ async def relay(parent: Parent, options: dict[str, Any]) -> None:
         limits=kvcs.RelayLimits(cache_octets=CACHE_OCTETS),
     )
     async with kvcs.Relay(settings) as listening:
-        parent.tell("ready", url=listening.url)
+        parent.ready(listening.url)
         await parent.word("go")
         meter = Meter()
         for _ in range(options["batches"]):

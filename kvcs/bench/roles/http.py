@@ -32,7 +32,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
     try:
         site = web.TCPSite(runner, LOOPBACK, 0)
         await site.start()
-        parent.tell("ready", url=str(runner.addresses[0][1]))
+        parent.ready(str(runner.addresses[0][1]))
         await parent.word("go")
         meter = Meter()
         await parent.word("stop")
@@ -57,7 +57,7 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
                 octets += len(body)
 
     async with ClientSession(f"http://{LOOPBACK}:{options['url']}") as session:
-        parent.tell("ready", url="")
+        parent.ready()
         await parent.word("go")
         meter = Meter()
         async with asyncio.TaskGroup() as tasks:

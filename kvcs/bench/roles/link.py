@@ -108,7 +108,7 @@ async def link(parent: Parent, options: dict[str, Any]) -> None:
         loop.add_reader(far, from_far)
         try:
             port_text = f"{prefix}:" if prefix else ""
-            parent.tell("ready", url=f"{port_text}{near.getsockname()[1]}")
+            parent.ready(f"{port_text}{near.getsockname()[1]}")
             await parent.word("stop")
         finally:
             loop.remove_reader(near)

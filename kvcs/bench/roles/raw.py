@@ -163,7 +163,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
         settings=settings(options),
     )
     try:
-        parent.tell("ready", url=str(listener.port))
+        parent.ready(str(listener.port))
         await parent.word("go")
         peer = await client
         meter = Meter()
@@ -193,7 +193,7 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
         settings=settings(options),
     )
     try:
-        parent.tell("ready", url="")
+        parent.ready()
         await parent.word("go")
         meter = Meter()
         await made[0].done.wait()

@@ -58,7 +58,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
         pid = int(await server.stdout.readline())
         async with Redis(unix_socket_path=path) as client:
             await _until_up(client)
-            parent.tell("ready", url=path)
+            parent.ready(path)
             await parent.word("go")
             payload = os.urandom(workload.data_octets)
             for number in range(workload.objects):
@@ -91,7 +91,7 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
 
     async with Redis(unix_socket_path=options["url"], max_connections=IN_FLIGHT) as client:
         await client.ping()
-        parent.tell("ready", url="")
+        parent.ready()
         await parent.word("go")
         meter = Meter()
         async with asyncio.TaskGroup() as tasks:

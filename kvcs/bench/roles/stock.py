@@ -80,7 +80,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
     )
     payload = os.urandom(workload.data_octets) * workload.objects
     try:
-        parent.tell("ready", url=str(transport.get_extra_info("sockname")[1]))
+        parent.ready(str(transport.get_extra_info("sockname")[1]))
         await parent.word("go")
         client = await StockSender.ready
         meter = Meter()
@@ -104,7 +104,7 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
     try:
         protocol.connect((LOOPBACK, int(options["url"].rpartition(":")[2])))
         await protocol.wait_connected()
-        parent.tell("ready", url="")
+        parent.ready()
         await parent.word("go")
         meter = Meter()
         await protocol.done.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
@@ -125,7 +124,7 @@ async def producer(parent: Parent, options: dict[str, Any]) -> None:
         segment = await publication.segment()
         ready = iter(layers)
         first = next(ready)
-        parent.tell("ready", url=url)
+        parent.ready(url)
         await parent.word("go")
         meter = Meter()
         computed_at = []
@@ -161,11 +160,11 @@ async def consumer(parent: Parent, options: dict[str, Any]) -> None:
         prefix = prefix_of(workload)
         into = memory_of(workload, prefix) if options["into"] else None
         if options["late"]:
-            parent.tell("ready", url="")
+            parent.ready()
             await parent.word("go")
         async with subscriber.open(prefix, deadline=deadline, into=into) as cache:
             if not options["late"]:
-                parent.tell("ready", url="")
+                parent.ready()
                 await parent.word("go")
             meter = Meter()
             kept: list[Pair] = []
@@ -198,9 +197,8 @@ async def relay(parent: Parent, options: dict[str, Any]) -> None:
         allow_anyone=True,
         quic=quic_of(options),
     )
-    gc.freeze()  # as `kvcs relay` does
     async with kvcs.Relay(settings) as listening:
-        parent.tell("ready", url=listening.url)
+        parent.ready(listening.url)
         await parent.word("go")
         meter = Meter()
         await parent.word("stop")

@@ -26,7 +26,7 @@ async def sender(parent: Parent, options: dict[str, Any]) -> None:
 
     server = await asyncio.start_server(accept, LOOPBACK, 0)
     async with server:
-        parent.tell("ready", url=str(server.sockets[0].getsockname()[1]))
+        parent.ready(str(server.sockets[0].getsockname()[1]))
         await parent.word("go")
         writer = await client
         meter = Meter()
@@ -45,7 +45,7 @@ async def receiver(parent: Parent, options: dict[str, Any]) -> None:
     port = int(options["url"])
     reader, writer = await asyncio.open_connection(LOOPBACK, port, limit=WAITING_OCTETS)
     try:
-        parent.tell("ready", url="")
+        parent.ready()
         await parent.word("go")
         meter = Meter()
         octets = 0

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend import segments, udp
+from kvcs.quic.aioquic_backend.ports import Address, Datagrams, Train
 from kvcs.quic.aioquic_backend.udp import (
     BATCH,
     BATCH_OCTETS,
@@ -241,10 +242,30 @@ def burst() -> list[bytes]:
     return [rng.randbytes(length) for length in lengths]
 
 
+def some_in_trains(address: Address) -> Datagrams:
+    """The same, as a connection gives them: most of those that are alike in trains."""
+    each: Datagrams = [(data, address) for data in burst()]
+    for start, stop in ((80, 83), (1, 55)):
+        octets = memoryview(b"".join(burst()[start:stop]))
+        each[start:stop] = [(Train(octets, len(octets) // (stop - start)), address)]
+    return each
+
+
+def none_in_trains(address: Address) -> Datagrams:
+    """The same, each for itself."""
+    return [(data, address) for data in burst()]
+
+
+PACKED = pytest.mark.parametrize("packed", [none_in_trains, some_in_trains])
+
+
 @LINUX
+@PACKED
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("connected", [False, True])
-async def test_segmented_datagrams_arrive_as_they_were(joined: bool, connected: bool) -> None:
+async def test_segmented_datagrams_arrive_as_they_were(
+    joined: bool, connected: bool, packed: Callable[[Address], Datagrams]
+) -> None:
     endpoint = Endpoint()
     target = bound_socket(socket.AF_INET, (HOST, 0), None)
     set_buffers(target, 1024 * 1024)
@@ -254,7 +275,7 @@ async def test_segmented_datagrams_arrive_as_they_were(joined: bool, connected: 
         bound_socket(socket.AF_INET, (HOST, 0), address if connected else None), Endpoint()
     )
     assert isinstance(sender, UdpSocket) and sender._segments
-    sender.send([(data, address) for data in burst()])
+    sender.send(packed(address))
     await endpoint.until(lambda: len(endpoint.received) == len(burst()))
     assert endpoint.received == burst()
     assert max(map(len, endpoint.batches)) < BATCH + segments.MAX_SEGMENTS
@@ -263,9 +284,10 @@ async def test_segmented_datagrams_arrive_as_they_were(joined: bool, connected: 
 
 
 @LINUX
+@PACKED
 @pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL, errno.EMSGSIZE])
 async def test_a_kernel_that_refuses_to_segment_gets_them_one_by_one(
-    code: int, monkeypatch: pytest.MonkeyPatch
+    code: int, packed: Callable[[Address], Datagrams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
 
@@ -282,7 +304,7 @@ async def test_a_kernel_that_refuses_to_segment_gets_them_one_by_one(
     receiver = await open_udp(target, endpoint)
     sender = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), address), Endpoint())
     for times in (1, 2):
-        sender.send([(data, address) for data in burst()])
+        sender.send(packed(address))
         await endpoint.until(lambda: len(endpoint.received) == times * len(burst()))  # noqa: B023
     assert endpoint.received == 2 * burst()
     assert asked == (2 if code == errno.EMSGSIZE else 1), "asked again only where it may help"
@@ -291,8 +313,9 @@ async def test_a_kernel_that_refuses_to_segment_gets_them_one_by_one(
 
 
 @LINUX
+@PACKED
 async def test_a_full_socket_keeps_the_order_of_what_was_segmented(
-    monkeypatch: pytest.MonkeyPatch,
+    packed: Callable[[Address], Datagrams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise BlockingIOError
@@ -304,7 +327,7 @@ async def test_a_full_socket_keeps_the_order_of_what_was_segmented(
     receiver = await open_udp(target, endpoint)
     opened = await open_udp(bound_socket(socket.AF_INET, (HOST, 0), address), Endpoint())
     monkeypatch.setattr(segments, "send", full)
-    opened.send([(data, address) for data in burst()])
+    opened.send(packed(address))
     await endpoint.until(lambda: len(endpoint.received) == len(burst()))
     assert endpoint.received == burst()
     opened.close()

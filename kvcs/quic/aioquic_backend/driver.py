@@ -14,7 +14,7 @@ from aioquic.quic import events
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend.budget import SendBudget
 from kvcs.quic.aioquic_backend.ending import Ending, ending_of
-from kvcs.quic.aioquic_backend.ports import Address, Clock, Owner, Sizes, Timer, Wire
+from kvcs.quic.aioquic_backend.ports import Address, Clock, Datagrams, Owner, Sizes, Timer, Wire
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.private.flights import reuse
 from kvcs.quic.aioquic_backend.prober import DatagramSizeProber
@@ -98,7 +98,7 @@ class ConnectionDriver:
         self._receiver: TransportReceiver | None = None
         self._phase = Phase.HANDSHAKE
         self._ending: Ending | None = None
-        self._farewell: list[tuple[bytes, Address]] = []
+        self._farewell: Datagrams = []
         self._heard_after_close = 0
         self._in_batch = False
         self._budget = SendBudget(settings.send_buffer, settings.send_buffer_limit)
@@ -239,7 +239,7 @@ class ConnectionDriver:
         leaving = self._quic.close_is_pending
         try:
             if leaving or not self._wire.blocked:
-                datagrams = [] if leaving else self._probe(now)
+                datagrams: Datagrams = [] if leaving else self._probe(now)
                 datagrams += self._quic.datagrams_to_send(now)
                 self._octets_sent += sum([len(data) for data, _ in datagrams])
                 self._wire.send(datagrams)
@@ -311,7 +311,7 @@ class ConnectionDriver:
 
     # The size of datagrams
 
-    def _probe(self, now: float) -> list[tuple[bytes, Address]]:
+    def _probe(self, now: float) -> Datagrams:
         quic = self._quic
         if self._phase is not Phase.OPEN or not quic.handshake_confirmed or quic.has_ended:
             return []
@@ -320,7 +320,7 @@ class ConnectionDriver:
             self._path_changed(address)
         if not quic.path_is_validated or (size := self._prober.next_probe(now)) is None:
             return []
-        return quic.probe(size, now, partial(self._probe_ended, self._prober))
+        return list(quic.probe(size, now, partial(self._probe_ended, self._prober)))
 
     def _path_changed(self, address: Address) -> None:
         """Search the new path, unless only the port is new: that is the same path, translated."""

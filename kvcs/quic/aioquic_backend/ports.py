@@ -5,7 +5,7 @@ A socket and an event loop are one way to give them; a simulated network is anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from kvcs.quic.aioquic_backend.ending import Ending
@@ -16,6 +16,38 @@ Address = Any
 
 Sizes = Callable[[Address], Iterable[int]]
 """Gives the UDP payloads, in octets, that are worth trying on the way to an address."""
+
+
+class Train:
+    """Datagrams of one size behind each other in one piece of memory: what one call sends.
+
+    In a list of datagrams it stands for all that are in it.
+    """
+
+    __slots__ = ("octets", "size")
+
+    def __init__(self, octets: memoryview, size: int) -> None:
+        """Say where they lie.
+
+        Args:
+            octets: all of them.
+            size: octets of each.
+        """
+        self.octets = octets
+        self.size = size
+
+    def __len__(self) -> int:
+        """Octets of all of them."""
+        return len(self.octets)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Each of them, in order."""
+        octets, size = self.octets, self.size
+        return (octets[at : at + size] for at in range(0, len(octets), size))
+
+
+Datagrams = list[tuple[bytes | Train, Address]]
+"""Datagrams to send, in order, each with where it goes."""
 
 
 class Wire(Protocol):
@@ -29,7 +61,7 @@ class Wire(Protocol):
     def socket_buffers(self) -> tuple[int, int]:
         """Octets that the socket buffers while receiving, and while sending."""
 
-    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def send(self, datagrams: Datagrams) -> None:
         """Send datagrams, in order; what the network refuses is lost.
 
         Where it is not `blocked` afterwards it has no use for them any more: their memory may be

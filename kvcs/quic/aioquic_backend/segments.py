@@ -13,9 +13,9 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
-from kvcs.quic.aioquic_backend.ports import Address
+from kvcs.quic.aioquic_backend.ports import Address, Datagrams, Train
 
 LARGEST_SEGMENT: Final = 2048
 """Datagrams above this go one by one."""
@@ -38,8 +38,6 @@ CONTROL_SPACE: Final = 64
 
 _SEND_FORM: Final = struct.Struct("=H")
 _RECEIVE_FORM: Final = struct.Struct("=i")
-
-Datagrams = list[tuple[bytes, Address]]
 
 
 def can_segment(sock: socket.socket) -> bool:
@@ -64,10 +62,26 @@ def join_received(sock: socket.socket) -> bool:
     return True
 
 
+def most_of_a_call(size: int) -> int:
+    """Datagrams of `size` octets that one call takes."""
+    return min(MAX_SEGMENTS, MAX_OCTETS // size)
+
+
+def one_by_one(datagrams: Datagrams) -> Iterator[tuple[bytes, Address]]:
+    """The same datagrams, in order, with none in a train."""
+    for data, address in datagrams:
+        if isinstance(data, Train):
+            for each in data:
+                yield cast(bytes, each), address
+        else:
+            yield data, address
+
+
 def runs(datagrams: Datagrams) -> Iterator[Datagrams]:
     """Cut a list into runs that one call can send, in order.
 
-    In a run all go to one address and have the size of the first; the last may be smaller.
+    A train is a run. In any other all go to one address and have the size of the first; the last
+    may be smaller.
     """
     index, count = 0, len(datagrams)
     while index < count:
@@ -77,10 +91,10 @@ def runs(datagrams: Datagrams) -> Iterator[Datagrams]:
         # A probe of the datagram size has no second of its size: if the path refuses it, that
         # must not look as if the kernel refused to segment.
         if size <= LARGEST_SEGMENT and stop < count and len(datagrams[stop][0]) == size:
-            most = min(index + MAX_SEGMENTS, index + MAX_OCTETS // size, count)
+            most = min(index + most_of_a_call(size), count)
             while stop < most and datagrams[stop][1] == address:
                 following = len(datagrams[stop][0])
-                if following > size:
+                if following > size or isinstance(datagrams[stop][0], Train):
                     break
                 stop += 1
                 if following < size:
@@ -100,12 +114,16 @@ def send(sock: socket.socket, run: Datagrams, address: Address | None) -> None:
     Raises:
         OSError: as `socket.sendmsg`; one of `REFUSED` where it is not segmented at all.
     """
-    joined = b"".join([data for data, _ in run])
-    control = [(socket.SOL_UDP, UDP_SEGMENT, _SEND_FORM.pack(len(run[0][0])))]
-    if address is None:
-        sock.sendmsg((joined,), control)
+    first = run[0][0]
+    if isinstance(first, Train):
+        octets, size = cast(bytes, first.octets), first.size
     else:
-        sock.sendmsg((joined,), control, 0, address)
+        octets, size = b"".join([cast(bytes, data) for data, _ in run]), len(first)
+    control = [(socket.SOL_UDP, UDP_SEGMENT, _SEND_FORM.pack(size))]
+    if address is None:
+        sock.sendmsg((octets,), control)
+    else:
+        sock.sendmsg((octets,), control, 0, address)
 
 
 def receive(sock: socket.socket, octets: int) -> tuple[list[bytes], Address]:

@@ -7,14 +7,16 @@ import errno
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from itertools import chain, islice
 from typing import Any, Final, Protocol
 
 from kvcs.errors import UsageError
 from kvcs.observe import get_logger
 from kvcs.quic.aioquic_backend import segments
-from kvcs.quic.aioquic_backend.ports import Address
+from kvcs.quic.aioquic_backend.ports import Address, Datagrams, Train
+from kvcs.quic.aioquic_backend.segments import one_by_one
 
 log = get_logger("kvcs.quic")
 
@@ -164,22 +166,22 @@ class UdpSocket:
         """Whether datagrams wait for room in the socket."""
         return bool(self._queue)
 
-    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def send(self, datagrams: Datagrams) -> None:
         """Send in order; waits inside for a full socket; what the network refuses is lost."""
         if self._closed or not datagrams:
             return
         if self._queue:
-            room = MAX_QUEUED - len(self._queue)
-            self._queue.extend(datagrams[:room])
+            self._keep(one_by_one(datagrams))
             return
         sent = 0
         for run in segments.runs(datagrams) if self._segments else ():
             if not self._send_run(run):
                 break
             sent += len(run)
-        for index, (data, address) in enumerate(datagrams[sent:], sent):
+        rest = one_by_one(datagrams[sent:])
+        for data, address in rest:
             if not self._send_one(data, address):
-                self._queue.extend(datagrams[index:])
+                self._keep(chain([(data, address)], rest))
                 self._wait_for_room()
                 return
 
@@ -211,10 +213,14 @@ class UdpSocket:
             self._lost(exc)
         return True
 
-    def _send_run(self, run: list[tuple[bytes, Address]]) -> bool:
+    def _keep(self, datagrams: Iterable[tuple[bytes, Address]]) -> None:
+        """Let them wait, as many as there is room for."""
+        self._queue.extend(islice(datagrams, MAX_QUEUED - len(self._queue)))
+
+    def _send_run(self, run: Datagrams) -> bool:
         """False where the rest is to be tried one by one."""
         data, address = run[0]
-        if len(run) == 1:
+        if len(run) == 1 and not isinstance(data, Train):
             return self._send_one(data, address)
         try:
             segments.send(self._sock, run, None if address == self._peer else address)
@@ -352,10 +358,10 @@ class PlainUdp:
         """Whether datagrams wait for room in the socket."""
         return self._protocol.paused
 
-    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def send(self, datagrams: Datagrams) -> None:
         """Send in order; what the network refuses is lost."""
         if not self._protocol.closed:
-            for data, address in datagrams:
+            for data, address in one_by_one(datagrams):
                 self._transport.sendto(data, None if self._peer else address)
 
     def close(self) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 from kvcs.quic.aioquic_backend import AioquicTransport, QuicSettings
 from kvcs.quic.aioquic_backend.certificates import client_configuration, server_configuration
 from kvcs.quic.aioquic_backend.ending import Ending
-from kvcs.quic.aioquic_backend.ports import Driven
+from kvcs.quic.aioquic_backend.ports import Datagrams, Driven
 from kvcs.quic.aioquic_backend.private.connection import Connection
+from kvcs.quic.aioquic_backend.segments import one_by_one
 from kvcs.quic.transport import Transport
 from tests.certificates import Certified, make_ca, make_certificate, write_pem
 
@@ -174,8 +175,8 @@ class Side:
 
     # Wire
 
-    def send(self, datagrams: list[tuple[bytes, Any]]) -> None:
-        for octets, _ in datagrams:
+    def send(self, datagrams: Datagrams) -> None:
+        for octets, _ in one_by_one(datagrams):
             data = bytes(octets)  # as a socket does, which reads bytes whatever was written
             self.sent.append(data)
             if not self.drop(data):

@@ -79,3 +79,4 @@ def test_runs_that_follow_each_other_are_cut_as_one_by_one(
     count = (len(buffer) - start) // size
     runs = [b"".join(pieces) for pieces in buffer.cuts(start, size, count)] if count else []
     assert runs == [buffer[at : at + size] for at in range(start, start + count * size, size)]
+    assert [bytes(piece) for piece in buffer.slices(start, size, count)] == runs

@@ -10,7 +10,7 @@ import inspect
 import os
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aioquic._crypto import AEAD, HeaderProtection
@@ -25,12 +25,15 @@ from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 from aioquic.tls import CipherSuite, Epoch
 
 from kvcs.quic.aioquic_backend import QuicSettings
-from kvcs.quic.aioquic_backend.private import flights
+from kvcs.quic.aioquic_backend.ports import Train
+from kvcs.quic.aioquic_backend.private import flights, trains
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.connection import Connection
 from kvcs.quic.aioquic_backend.private.flights import Flight, StreamPacket
 from kvcs.quic.aioquic_backend.private.outgoing import MAX_UNKNOWN
 from kvcs.quic.aioquic_backend.private.packets import BurstPacer
+from kvcs.quic.aioquic_backend.private.trains import PacketTrain
+from kvcs.quic.aioquic_backend.segments import most_of_a_call, one_by_one
 from tests.unit.quic.packets import FIRST
 from tests.unit.quic.pair import SERVER, Pair, Side
 
@@ -95,6 +98,54 @@ def test_the_library_opens_what_a_flight_seals(
         assert header[0] == 0x41 | spin_bit << 5
 
 
+@pytest.mark.parametrize("suite", CIPHER_SUITES)
+@pytest.mark.parametrize("into", [False, True], ids=["copied", "in place"])
+def test_the_library_opens_what_goes_in_trains(suite: CipherSuite, into: bool) -> None:
+    ours, theirs = keys(suite)
+    number = 0xFFF0
+    for peer_cid in (b"12345678", b"abcdefgh", b"1234"):  # memory is used again for another one
+        flight = Flight(ours, peer_cid, True, number)
+        if not into:
+            flight._encrypt_into = None
+        added = 3 + len(peer_cid) + 16
+        payloads = [os.urandom(1200 - added) for _ in range(130)]
+        payloads[20], payloads[100:103] = b"small", [os.urandom(900 - added) for _ in range(3)]
+        flight.seal_all(payloads[:20], 1200)
+        flight.seal([payloads[20]])
+        flight.seal_all(payloads[21:30], 1200)
+        flight.seal_all(payloads[30:100], 1200)
+        flight.seal_all(payloads[100:103], 900)
+        flight.seal_all(payloads[103:], 1200)
+        sealed = [(datagram, SERVER) for datagram in flight.datagrams()]
+        most = most_of_a_call(1200)
+        counts = [len(list(d)) if isinstance(d, Train) else 1 for d, _ in sealed]
+        assert counts == [20, 1, most, 79 - most, 3, 27]
+        for index, (datagram, _) in enumerate(one_by_one(sealed)):
+            header, payload, read = theirs.decrypt_packet(
+                bytes(datagram), 1 + len(peer_cid), number + index
+            )
+            assert payload == payloads[index]
+            assert read == number + index
+            assert header[0] == 0x61 and header[1:-2] == peer_cid
+        flights.reuse(sealed)
+        number += len(payloads)
+        assert flight.next_number == number
+
+
+def test_trains_are_used_again_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare: list[PacketTrain] = []
+    monkeypatch.setattr(trains, "_spare", spare)
+    first = trains.empty_train(b"12345678", 1200)
+    trains.reuse_trains([first])
+    assert trains.empty_train(b"abcdefgh", 1200) is first
+    trains.reuse_trains([first])
+    assert trains.empty_train(b"1234", 1200) is not first
+    assert not spare, "what fits no more is given back"
+    for _ in range(3):
+        trains.reuse_trains([PacketTrain(b"12345678", 1200) for _ in range(10)])
+    assert len(spare) == trains.MAX_SPARE_TRAINS
+
+
 def test_memory_of_large_datagrams_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     spare: list[bytearray] = []
     monkeypatch.setattr(flights, "_spare", spare)
@@ -104,7 +155,7 @@ def test_memory_of_large_datagrams_is_used_again(monkeypatch: pytest.MonkeyPatch
         flight = Flight(ours, b"12345678", False, number)
         for size in sizes:
             flight.seal([bytes((number,)) * size])
-        return [(datagram, SERVER) for datagram in flight.datagrams()]
+        return [(cast(bytes, datagram), SERVER) for datagram in flight.datagrams()]
 
     first = sent(1, [8000, 8000, 100])
     flights.reuse(first)
@@ -274,7 +325,7 @@ def test_no_more_packets_are_on_the_way_than_their_numbers_tell_apart() -> None:
     space = quic._spaces[Epoch.ONE_RTT]
     quic._packet_number = space.largest_acked_packet + MAX_UNKNOWN - 5
     quic._congestion.congestion_window = 10**9
-    sent = quic.datagrams_to_send(pair.clock.time())
+    sent = list(one_by_one(quic.datagrams_to_send(pair.clock.time())))
     # One with the control stream in it, and those of the Objects that still may leave.
     assert 5 <= len(sent) <= 7
     assert quic._packet_number - space.largest_acked_packet <= MAX_UNKNOWN + 1

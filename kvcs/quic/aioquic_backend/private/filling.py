@@ -22,6 +22,7 @@ from kvcs.quic.aioquic_backend.private.flights import (
 )
 from kvcs.quic.aioquic_backend.private.queue import stream_key
 from kvcs.quic.aioquic_backend.private.sending import Octets
+from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
 
 TURN_OCTETS: Final = 64 * 1024
@@ -169,7 +170,7 @@ class Filling:
         buffer: Any = sender._buffer
         at, fin, going = self._fill_whole(sender, stream_id, start, stop), False, True
         if at > start:
-            fin, going = at == end, at < stop and at - start < TURN_OCTETS
+            going = at < stop and at - start < TURN_OCTETS
         while going and (self._left or self.open()):
             if at < FEW:
                 head = stream_id + (at | FOUR_OCTETS).to_bytes(4, "big")
@@ -222,32 +223,36 @@ class Filling:
         size, flight = self._size, self._flight
         wide = stop >= FEW
         room = size - self._overhead - 1 - len(stream_id) - (8 if wide else 4)
+        # One with the FIN is filled as others are.
+        available = stop - start - (stop == sender._buffer_fin)
         count = min(
             self._packets_left,
             self._octets_left // size,
-            (stop - start) // room,
+            available // room,
             -(-TURN_OCTETS // room),
         )
         if count <= 0 or self._frames or self.acknowledgement is not None:
             return start
         self._left = 0  # of a packet that was begun, where nothing is in it yet
-        at, end, now, sent = start, sender._buffer_fin, self._now, self.sent
+        now, sent, first = self._now, self.sent, flight.next_number
+        stop = start + count * room
         bits, octets = (EIGHT_OCTETS, 8) if wide else (FOUR_OCTETS, 4)
-        filling = FILLING + stream_id
         buffer: Any = sender._buffer
-        number = flight.next_number
-        for pieces in buffer.cuts(start, room, count):
-            reached = at + room
-            if reached == end:
-                filling = FILLING_FIN + stream_id
-            flight.seal([filling + (at | bits).to_bytes(octets, "big"), *pieces])
-            sent[number] = StreamPacket(number, now, size, [(sender, at, reached, reached == end)])
-            number += 1
-            at = reached
+        filling = FILLING + stream_id
+        starts = range(start, stop, room)
+        heads = [filling + (at | bits).to_bytes(octets, "big") for at in starts]
+        if size <= LARGEST_SEGMENT:
+            pieces = buffer.slices(start, room, count)
+            flight.seal_all([head + piece for head, piece in zip(heads, pieces, strict=True)], size)
+        else:
+            for head, pieces in zip(heads, buffer.cuts(start, room, count), strict=True):
+                flight.seal([head, *pieces])
+        for number, at in enumerate(starts, first):
+            sent[number] = StreamPacket(number, now, size, [(sender, at, at + room, False)])
         taken = count * size
         self.octets += taken
         self.data_octets += taken
         self.data_packets += count
         self._octets_left -= taken
         self._packets_left -= count
-        return at
+        return stop

@@ -3,32 +3,36 @@
 The library builds every packet in a buffer frame by frame and seals it alone, which costs ten times
 what the cipher does. Most packets of a transfer hold a piece of one stream and nothing else. Here
 those are joined from where their octets lie, and the headers of a flight are protected together.
+Small ones go in trains: see `trains`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, cast
 
 from aioquic._crypto import HeaderProtection
-from aioquic.quic.connection import NetworkAddress
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import PACKET_FIXED_BIT, QuicPacketType
 from aioquic.quic.packet_builder import PACKET_NUMBER_SEND_SIZE, QuicDeliveryHandler
 from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
+from kvcs.quic.aioquic_backend.ports import Datagrams, Train
 from kvcs.quic.aioquic_backend.private.sending import Octets
+from kvcs.quic.aioquic_backend.private.trains import (
+    NUMBER_MASK,
+    SAMPLE_OCTETS,
+    SAMPLE_START,
+    SHORT_HEADER_BITS,
+    PacketTrain,
+    empty_train,
+    reuse_trains,
+)
 
 STREAM, OFFSET, LENGTH, FIN = 0x08, 0x04, 0x02, 0x01
 """Type of a STREAM frame, and the bits that say what it has (RFC 9000 §19.8)."""
-
-SAMPLE_OCTETS: Final = 16
-"""What header protection is computed from (RFC 9001 §5.4.2)."""
-
-SAMPLE_START: Final = 4 - PACKET_NUMBER_SEND_SIZE
-"""Where the sample begins in the sealed payload: as if the packet number had four octets."""
 
 TAG_OCTETS: Final = 16
 """What each of TLS 1.3's ciphers adds to a packet."""
@@ -41,9 +45,6 @@ SPARE_OCTETS: Final = 2 * 1024 * 1024
 """Memory of datagrams that a process keeps to be used again: what a few transmissions take."""
 
 NONCE_OCTETS: Final = 12
-NUMBER_MASK: Final = 0xFFFF
-SHORT_HEADER_BITS: Final = 0x1F
-"""Bits of a short header's first octet that are protected (RFC 9001 §5.4.1)."""
 
 _spare: Final[list[bytearray]] = []
 """Memory of large datagrams that were sent.
@@ -118,8 +119,8 @@ class Flight:
         self._plain_head = bytes((self._first,)) + peer_cid
         self._added = len(self._plain_head) + PACKET_NUMBER_SEND_SIZE + TAG_OCTETS
         self._begun = packet_number
-        self._sealed: list[bytes | bytearray] = []
-        """Sealed payloads, and large ones behind room for their headers."""
+        self._sealed: list[bytes | bytearray | PacketTrain] = []
+        """Sealed payloads, large ones behind room for their headers, and those of trains."""
         self.next_number = packet_number
         """Packet number of the next packet."""
 
@@ -140,40 +141,82 @@ class Flight:
         self._sealed.append(sealed)
         return size
 
-    def datagrams(self) -> list[bytes]:
+    def seal_all(self, plain: list[bytes], size: int) -> None:
+        """Seal small packets whose datagrams all have one size, with the fewest steps for each.
+
+        Args:
+            plain: payloads of the packets.
+            size: octets of each datagram.
+        """
+        iv, number, plain_head = self._iv, self.next_number, self._plain_head
+        self.next_number = stop = number + len(plain)
+        nonces = [(iv ^ n).to_bytes(NONCE_OCTETS, "big") for n in range(number, stop)]
+        heads = [
+            plain_head + (n & NUMBER_MASK).to_bytes(PACKET_NUMBER_SEND_SIZE, "big")
+            for n in range(number, stop)
+        ]
+        slots: list[memoryview] = []
+        while (lack := len(plain) - len(slots)) > 0:
+            train = self._sealed[-1] if self._sealed else None
+            if type(train) is not PacketTrain or train.size != size or not train.room:
+                train = empty_train(self.peer_cid, size)
+                self._sealed.append(train)
+            slots += train.slots(min(lack, train.room))
+        into: Callable[..., object] = self._encrypt_into or self._copy_into
+        for _ in map(into, nonces, plain, heads, slots):
+            pass
+
+    def _copy_into(self, nonce: bytes, plain: bytes, head: bytes, where: memoryview) -> None:
+        """What ciphers do that can seal into memory of the caller's."""
+        where[:] = self._encrypt(nonce, plain, head)
+
+    def datagrams(self) -> list[bytes | Train]:
         """Protect the headers.
 
         Returns:
-            The datagrams, one for each packet; large ones are bytearrays, which nobody else has.
+            The datagrams in order of their packets; large ones are bytearrays, which nobody else
+            has, and those of `seal_all` stand in trains.
         """
         first, peer_cid, number = self._first, self.peer_cid, self._begun
         form = Struct(f">B{len(peer_cid)}sH")
         masks = self._masks(form.size)
-        datagrams = []
-        for index, sealed in enumerate(self._sealed):
-            at = SAMPLE_OCTETS * index
+        datagrams: list[bytes | Train] = []
+        at = 0
+        for sealed in self._sealed:
+            if type(sealed) is PacketTrain:
+                stop = at + sealed.count * SAMPLE_OCTETS
+                sealed.leave(first, number, masks[at:stop])
+                datagrams.append(sealed)
+                at, number = stop, number + sealed.count
+                continue
             masked = first ^ (masks[at] & SHORT_HEADER_BITS)
-            counted = ((number + index) & NUMBER_MASK) ^ (masks[at + 1] << 8 | masks[at + 2])
+            counted = (number & NUMBER_MASK) ^ (masks[at + 1] << 8 | masks[at + 2])
             if type(sealed) is bytearray:
                 form.pack_into(sealed, 0, masked, peer_cid, counted)
                 datagrams.append(cast(bytes, sealed))
             else:
-                datagrams.append(form.pack(masked, peer_cid, counted) + sealed)
+                datagrams.append(form.pack(masked, peer_cid, counted) + cast(bytes, sealed))
+            at += SAMPLE_OCTETS
+            number += 1
         return datagrams
 
     def _masks(self, head_octets: int) -> bytes:
         """Masks of the headers in order, `SAMPLE_OCTETS` apart."""
         stop = SAMPLE_START + SAMPLE_OCTETS
-        samples = [
-            sealed[SAMPLE_START:stop]
-            if type(sealed) is bytes
-            else sealed[head_octets + SAMPLE_START : head_octets + stop]
-            for sealed in self._sealed
-        ]
+        samples: list[bytes | bytearray | memoryview] = []
+        for sealed in self._sealed:
+            if type(sealed) is bytes:
+                samples.append(sealed[SAMPLE_START:stop])
+            elif type(sealed) is bytearray:
+                samples.append(sealed[head_octets + SAMPLE_START : head_octets + stop])
+            else:
+                samples += cast(PacketTrain, sealed).samples()
         return header_masks(self._protection, samples)
 
 
-def header_masks(protection: HeaderProtection, samples: Sequence[bytes | bytearray]) -> bytes:
+def header_masks(
+    protection: HeaderProtection, samples: Sequence[bytes | bytearray | memoryview]
+) -> bytes:
     """Masks of headers in order, `SAMPLE_OCTETS` apart.
 
     Args:
@@ -187,9 +230,11 @@ def header_masks(protection: HeaderProtection, samples: Sequence[bytes | bytearr
     return protection._encryptor.update(b"".join(samples))
 
 
-def reuse(datagrams: Sequence[tuple[bytes | bytearray, NetworkAddress]]) -> None:
+def reuse(datagrams: Datagrams) -> None:
     """Take back the memory of datagrams that nobody looks at any more."""
-    large = [data for data, _ in datagrams if isinstance(data, bytearray)]
+    sent = [cast(object, data) for data, _ in datagrams]
+    reuse_trains([data for data in sent if isinstance(data, PacketTrain)])
+    large = [data for data in sent if isinstance(data, bytearray)]
     if large:
         most = SPARE_OCTETS // max(map(len, large))
         _spare.extend(large[: max(0, most - len(_spare))])

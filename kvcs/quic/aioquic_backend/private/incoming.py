@@ -22,12 +22,11 @@ from cryptography.exceptions import InvalidTag
 from kvcs.quic.aioquic_backend.private.flights import (
     NONCE_OCTETS,
     OFFSET,
-    SAMPLE_OCTETS,
-    SHORT_HEADER_BITS,
     header_masks,
 )
 from kvcs.quic.aioquic_backend.private.frames import INTEGER_MASKS
 from kvcs.quic.aioquic_backend.private.taking import Piece, TakingConnection
+from kvcs.quic.aioquic_backend.private.trains import SAMPLE_OCTETS, SHORT_HEADER_BITS
 
 LONGEST_NUMBER: Final = 4
 """Octets of a packet number, at most; the sample of header protection begins behind them."""

@@ -10,13 +10,14 @@ from typing import Final, cast
 
 # The library gives it here and does not say so, as strict typing asks.
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
-from aioquic.quic.connection import NetworkAddress, QuicConnectionState
+from aioquic.quic.connection import QuicConnectionState
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicFrameType, push_ack_frame
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
+from kvcs.quic.aioquic_backend.ports import Datagrams
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
 from kvcs.quic.aioquic_backend.private.filling import TURN_OCTETS, Acknowledgement, Filling
 from kvcs.quic.aioquic_backend.private.flights import Flight
@@ -60,7 +61,7 @@ class OutgoingConnection(IncomingConnection):
     _size_of_objects = SMALLEST_DATAGRAM
     """Largest datagram of streams of Objects, which we fill; the library fills all others."""
 
-    def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+    def datagrams_to_send(self, now: float) -> Datagrams:  # type: ignore[override]
         """Build what may leave at `now`: frames of all kinds first, then those of Objects."""
         if self._handshake_confirmed:
             # Before a way is taken: the library alone updates keys, with the next packet it seals.
@@ -68,11 +69,11 @@ class OutgoingConnection(IncomingConnection):
         self._put_plain_in_order()
         if not self._objects_go_apart():
             return self._filled_by_library(now)
-        datagrams: list[tuple[bytes, NetworkAddress]] = []
+        datagrams: Datagrams = []
         if self._active or self._frames_are_due(now):
             if len(self._waiting) < MANY and self._waiting_octets() < LITTLE:
                 return self._filled_by_library(now)
-            datagrams = super().datagrams_to_send(now)
+            datagrams = list(super().datagrams_to_send(now))
         else:
             self._pacing_at = None
         ack_at = self._spaces[Epoch.ONE_RTT].ack_at
@@ -98,12 +99,12 @@ class OutgoingConnection(IncomingConnection):
                 others.append(stream)
         self._active = others
 
-    def _filled_by_library(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+    def _filled_by_library(self, now: float) -> Datagrams:
         """Have the library build packets of all frames, those of Objects among them."""
         self._library_serves = True
         try:
             self._serve(SERVED)
-            return super().datagrams_to_send(now)
+            return list(super().datagrams_to_send(now))
         finally:
             self._library_serves = False
             self._passed.clear()
@@ -157,7 +158,7 @@ class OutgoingConnection(IncomingConnection):
                 return True
         return any(not connection_id.was_sent for connection_id in self._host_cids)
 
-    def _fill(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+    def _fill(self, now: float) -> Datagrams:
         """Fill packets from the streams of Objects in turn, until something says stop."""
         pacer = cast(BurstPacer, self._loss._pacer)
         congestion = cast(WatchingReno, self._loss._cc)

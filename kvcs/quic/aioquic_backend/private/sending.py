@@ -116,6 +116,23 @@ class SendBuffer:
             left -= lack
             yield pieces
 
+    def slices(self, start: int, size: int, count: int) -> list[bytes | memoryview]:
+        """As `cuts` for runs that are small: each in one piece, a copy where it lay in several."""
+        slices: list[bytes | memoryview] = []
+        index, stop = bisect_right(self._starts, start) - 1, start + count * size
+        while start < stop:
+            part, begin = memoryview(self._parts[index]), self._starts[index]
+            end = min(begin + len(part), stop)
+            whole = range(start - begin, end - begin - size + 1, size)
+            slices += [part[at : at + size] for at in whole]
+            start += len(whole) * size
+            if start < end:
+                slices.append(b"".join(self.cut(start, start + size)))
+                start += size
+            while index + 1 < len(self._starts) and self._starts[index + 1] <= start:
+                index += 1
+        return slices
+
     def __delitem__(self, where: slice) -> None:
         """Drop the octets before ``where.stop``."""
         self._base += where.stop

@@ -132,7 +132,10 @@ def _room(
     has: tuple[int, ...] = tuple(getattr(given, "shape", ()))
     if len(has) == len(shape) and has[0] > tokens:
         tokens = int(has[0])
-    array = as_host_array(given, dtype, (tokens, *rest), called)[: shape[0]]
+    array, again = (as_host_array(given, dtype, (tokens, *rest), called) for _ in range(2))
+    if array.ctypes.data != again.ctypes.data:
+        raise UsageError(f"{called}: {type(given).__name__} gives copies; give the memory itself")
+    array = array[: shape[0]]
     if not array.flags.c_contiguous:
         raise UsageError(f"{called} is not C-contiguous; give memory that is, and copy from there")
     if not array.flags.writeable:

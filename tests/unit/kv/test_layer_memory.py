@@ -28,6 +28,16 @@ def given(into: Any, layers: range = ALL, tokens: int = 12, **descriptor: Any) -
     return GivenMemory(into, toy_descriptor(**descriptor), layers, tokens)
 
 
+class Copying:
+    """What numpy gets a copy of each time."""
+
+    def __init__(self, held: npt.NDArray[Any]) -> None:
+        self.held, self.shape = held, held.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> npt.NDArray[Any]:
+        return self.held.copy()
+
+
 def bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """An array that can be compared."""
     return array.view(np.uint16)
@@ -91,6 +101,7 @@ def test_a_list_of_pairs_is_indexed_by_layer() -> None:
         (lambda k: np.zeros((24, 2, 8), DTYPE)[::2], "into: k of layer 2 is not C-contiguous"),
         (lambda k: k[::-1], "into: k of layer 2: has negative strides"),
         (lambda k: np.frombuffer(bytes(k.nbytes), DTYPE).reshape(k.shape), "is read-only"),
+        (Copying, "into: k of layer 2: Copying gives copies; give the memory itself"),
         (lambda k: 7, "into: k of layer 2: expected an array or tensor, got int"),
         (lambda k: None, "into: k of layer 2: expected an array or tensor, got NoneType"),
     ],

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from kvcs.errors import KvcsError, PublicationError, SessionError
 from kvcs.kv import Component, DataTrack, Ledger, ProtectionKey, ProtectionRing
-from kvcs.kv.protection import Sealer, immutable_properties
-from kvcs.kv.unsealing import Unsealer
+from kvcs.kv.arrays import byte_view
+from kvcs.kv.protection import ENCRYPTED_PROPERTIES, TAG_OCTETS, Sealer, immutable_properties
+from kvcs.kv.unsealing import SealedSlot, Unsealer
 from kvcs.moqt.data import (
     FetchEncoder,
     FetchHeader,
@@ -29,14 +30,18 @@ from kvcs.moqt.limits import EarlyLimits
 from kvcs.moqt.names import FullTrackName, GroupOrder, Location, TrackNamespace
 from kvcs.moqt.properties import KeyValues, Property
 from kvcs.moqt.track.stored import DEFAULT_PRIORITY
+from kvcs.moqt.wire import encode_vi64
 from kvcs.subscriber.receiver import TrackReceiver
-from tests.unit.kv.toy import Toy, toy_publication
+from tests.unit.kv.toy import Toy, deliver, toy_publication
 
 ALIAS, REQUEST, FILL = 7, 4, 6
 NAME = FullTrackName(TrackNamespace((b"ns",)), b"track")
 BLOCKS, LAYERS, WANTED = 6, 2, 5
+UNSEALING_OCTETS = 2000
 KEY = ProtectionKey(2**32 + 7, b"\x05" * 32)
-SEALED: dict[int, int | bytes] = {Property.IMMUTABLE_PROPERTIES: immutable_properties(KEY.key_id)}
+NEXT_KEY = ProtectionKey(2**32 + 8, b"\x06" * 32)
+STRANGE_KEY = ProtectionKey(2**32 + 9, b"\x07" * 32)
+"""The consumer does not have it."""
 
 APART = toy_publication((BLOCKS,), layers=LAYERS)
 OTHER = toy_publication((BLOCKS,), layers=LAYERS, seed=1)
@@ -64,6 +69,8 @@ class Item:
     properties: str = "none"
     priority: int | None = None
     """Where a fetch stream says so."""
+    sealing: str = "right"
+    """How it is sealed, where the publication is protected."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,13 @@ class Stream:
     end: str
 
 
+SEALINGS = ["right", "next key", "strange key", "moved", "reranked", "more", "long length"]
+"""Under which key; or for another place or priority; or framed otherwise than most are."""
+
+ACTS = ["supply", "replace", "drop", "crowd"]
+"""What others do meanwhile: a block is recomputed, the segment comes from another publication, a
+layer that is whole is let go, and a peer announces more sealed octets than there is room for."""
+
 ITEMS = st.one_of(
     st.just(Item()),
     st.just(Item()),
@@ -99,7 +113,9 @@ ITEMS = st.one_of(
         ),
         properties=st.sampled_from(sorted(PROPERTIES)),
         priority=st.none() | st.integers(0, 1),
+        sealing=st.sampled_from(SEALINGS),
     ),
+    st.builds(Item, damage=st.none() | st.integers(0, 195), sealing=st.sampled_from(SEALINGS)),
 )
 
 STREAMS = st.builds(
@@ -137,6 +153,8 @@ class World:
     manifest_at: int
     """Pieces before it is applied."""
     sealed: bool = False
+    acts: tuple[tuple[int, str, int], ...] = ()
+    """Pieces before something else happens, what it is, and to which block or layer."""
 
 
 WORLDS = st.builds(
@@ -148,6 +166,9 @@ WORLDS = st.builds(
     listed=st.integers(0, LAYERS),
     manifest_at=st.integers(0, 30),
     sealed=st.booleans(),
+    acts=st.lists(
+        st.tuples(st.integers(1, 20), st.sampled_from(ACTS), st.integers(0, WANTED - 1)), max_size=3
+    ).map(tuple),
 )
 TOYS = {"apart": APART, "joint": JOINT, "latent": LATENT}
 
@@ -167,7 +188,6 @@ def octets_of(world: World, stream: Stream) -> bytes:
         else FetchEncoder(GroupOrder.ASCENDING)
     )
     octets, block, group = b"", stream.first, stream.layer
-    sealer = Sealer(KEY, FullTrackName(NAME.namespace, track.name))
     for item in stream.items:
         block += item.skip
         normal = item.status is ObjectStatus.NORMAL
@@ -175,8 +195,7 @@ def octets_of(world: World, stream: Stream) -> bytes:
         payload = bytearray(source.objects.get((track, Location(group, block)), bytes(196)))
         priority = (item.priority or 0) if stream.fetch else stream.priority
         if world.sealed and stream.with_properties:
-            effective = DEFAULT_PRIORITY if priority is None else priority
-            payload = bytearray(sealer.seal(Location(group, block), effective, [payload]))
+            payload = sealed(track, Location(group, block), priority, payload, item.sealing)
         if item.damage is not None:
             payload[item.damage % len(payload)] ^= 0x10
         if item.octets == "short":
@@ -186,7 +205,10 @@ def octets_of(world: World, stream: Stream) -> bytes:
         properties = b""
         if normal and stream.with_properties:
             named = PROPERTIES[item.properties]
-            properties = KeyValues.of(named | SEALED if world.sealed else named).write()
+            if world.sealed:
+                key_id = key_of(item.sealing).key_id
+                named = named | {Property.IMMUTABLE_PROPERTIES: immutable_properties(key_id)}
+            properties = KeyValues.of(named).write()
         made = ObjectHeader(
             group,
             block,
@@ -204,6 +226,32 @@ def octets_of(world: World, stream: Stream) -> bytes:
         flipped[at % len(octets)] ^= bits
         octets = bytes(flipped)
     return octets
+
+
+def key_of(sealing: str) -> ProtectionKey:
+    return {"next key": NEXT_KEY, "strange key": STRANGE_KEY}.get(sealing, KEY)
+
+
+def sealed(
+    track: DataTrack, location: Location, priority: int | None, payload: bytes, sealing: str
+) -> bytearray:
+    """A sealed payload, right or not."""
+    effective = DEFAULT_PRIORITY if priority is None else priority
+    if sealing == "moved":
+        location = Location(location.group, location.object + 1)
+    if sealing == "reranked":
+        effective ^= 1
+    framed = encode_vi64(len(payload)) + payload
+    if sealing == "more":
+        framed += ENCRYPTED_PROPERTIES.to_bytes(2) + encode_vi64(3) + b"\x02\x40\x09"
+    if sealing == "long length":
+        framed = b"\xc0" + len(payload).to_bytes(2) + payload
+    made = bytearray(len(framed) + TAG_OCTETS)
+    sealer = Sealer(key_of(sealing), FullTrackName(NAME.namespace, track.name))
+    group_id, object_id = location
+    run = sealer.run(group_id, range(object_id, object_id + 1), effective, len(framed))
+    run.seal_next(framed, memoryview(made))
+    return made
 
 
 def header_of(stream: Stream) -> SubgroupHeader | FetchHeader:
@@ -247,8 +295,10 @@ class Consumer:
         self.toy, self.track, self.world = toy, track_of(toy), world
         self.ledger: Ledger = toy.ledger(WANTED, signed=world.signed)
         if world.sealed:
-            keys = ProtectionRing([KEY])
-            self.ledger.unsealer = Unsealer(self.ledger, keys, NAME.namespace)
+            keys = ProtectionRing([KEY, NEXT_KEY])
+            self.ledger.unsealer = Unsealer(
+                self.ledger, keys, NAME.namespace, max_octets=UNSEALING_OCTETS
+            )
             if not short:
                 self.ledger.take_whole = lambda *_: None  # type: ignore[method-assign]
         self.log = Log()
@@ -257,6 +307,7 @@ class Consumer:
         self.events: list[Event] = []
         self.stopped: list[tuple[int, int]] = []
         self.failure: object = None
+        self.crowding: list[SealedSlot] = []
         self.streams = DataStreams(self, EarlyLimits())
         self.expected = self.streams.expect(REQUEST, NAME, GroupOrder.ASCENDING, filtered=False)
         self.expected.rules.default_priority = 0
@@ -294,6 +345,9 @@ class Consumer:
         while left and self.failure is None:
             if turn == self.world.manifest_at:
                 self.apply_manifest()
+            for at, act, number in self.world.acts:
+                if turn == at:
+                    self.act(act, number)
             number = self.world.order[turn % len(self.world.order)]
             turn += 1
             stream_id = list(left)[number % len(left)]
@@ -308,6 +362,29 @@ class Consumer:
             self.ledger.apply_manifest(self.toy.writer([self.world.listed], False).manifest())
         except PublicationError as exc:
             self.failure = repr(exc)
+
+    def act(self, act: str, number: int) -> None:
+        """Something happens that no stream brings."""
+        toy, ledger, layer = self.toy, self.ledger, number % LAYERS
+        if act == "supply":
+            size = toy.descriptor.block_tokens
+            rows = slice(number * size, (number + 1) * size)
+            k, v = (np.ascontiguousarray(each[layer][rows]) for each in (toy.k, toy.v))
+            ledger.supply(layer, number, {Component.K: byte_view(k), Component.V: byte_view(v)})
+        elif act == "replace" and not ledger.has_dropped:
+            other = toy.ledger(WANTED)
+            for (track, location), octets in toy.objects.items():
+                if location.object < WANTED:
+                    deliver(other, track, location, octets)
+            ledger.take_segment(0, other)
+        elif act == "drop" and ledger.is_ready(layer):
+            ledger.drop(layer)
+        elif act == "crowd" and ledger.unsealer is not None:
+            crowding = ledger.unsealer.begin(
+                self.track, Location(layer, number), 300, priority=0, immutable=None
+            )
+            assert crowding is not None
+            self.crowding.append(crowding)
 
     def take(self, step: Callable[[int], object], stream_id: int) -> None:
         try:
@@ -349,7 +426,7 @@ class Consumer:
             "told": self.log.told,
             "stopped": self.stopped,
             "counters": self.ledger.counters,
-            "unsealing": self.ledger.unsealer and self.ledger.unsealer.octets,
+            "unsealing": self.unsealing(),
             "ready": self.ledger.take_ready(),
             "missing": self.ledger.missing(),
             "rows": {
@@ -387,6 +464,21 @@ class Consumer:
             ),
         }
 
+    def unsealing(self) -> object:
+        unsealer = self.ledger.unsealer
+        if unsealer is None:
+            return None
+        return (
+            unsealer.octets,
+            [(slot.location, slot.received) for slot in unsealer._arriving],
+            unsealer.latest and unsealer.latest.location,
+            unsealer.lane(self.track).opener.failures,
+            sorted(self.receiver._silent),
+            [slot.displaced for slot in self.crowding],
+        )
+
     def usable(self, layer: int) -> list[bytes]:
+        if layer in self.ledger._dropped:
+            return []
         tensors = self.ledger.layer(layer, self.ledger.usable_tokens(layer))
         return [np.ascontiguousarray(each).tobytes() for each in (tensors.k, tensors.v)]

@@ -159,6 +159,18 @@ def test_pieces_of_many_objects_are_taken_in_runs(
     assert parsed.failure is None and parsed.ledger.counters.verified == WANTED
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("fetch", [False, True])
+def test_a_run_may_be_cut_at_every_octet(fetch: bool, is_sealed: bool) -> None:
+    stream = replace(row(fetch=fetch), with_properties=is_sealed)
+    world = World("apart", (stream,), (0,), False, 0, 0, sealed=is_sealed)
+    parsed = Consumer(world, short=False).run()
+    assert parsed.failure is None and parsed.ledger.counters.verified == WANTED
+    for at in range(220):  # more than one Object and what stands before it
+        cut = replace(world, streams=(replace(stream, cuts=(300, 280 + at, 2000)),))
+        assert Consumer(cut, short=True).run().state() == parsed.state(), at
+
+
 @pytest.mark.parametrize("toy", ["apart", "latent", "joint"])
 @pytest.mark.parametrize("number", range(BLOCKS))
 @pytest.mark.parametrize(

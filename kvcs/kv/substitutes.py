@@ -14,7 +14,7 @@ from kvcs.errors import UsageError
 from kvcs.kv.descriptor import Descriptor
 from kvcs.kv.holdings import Holdings, LayerTensors
 from kvcs.kv.payload import DIGEST_OCTETS
-from kvcs.kv.rows import VERIFIED
+from kvcs.kv.rows import OWED, VERIFIED, WAITING, Lane, Row
 from kvcs.kv.strict_json import Octets
 from kvcs.kv.tracks import Component, DataTrack
 from kvcs.moqt.names import Location
@@ -114,24 +114,32 @@ class Substitutes(Holdings):
     def confirm(self, number: int, listed: Mapping[DataTrack, Sequence[bytes]]) -> bool:
         """Count a segment as another publication's, whose manifest lists just what is here of it.
 
+        What waits for a list is released: it is on that one.
+
         Args:
             number: the segment.
             listed: for each track and layer of the other segment, the digests of its Objects, one
-                after the other.
+                after the other; of a manifest whose signature was verified, where ours are.
 
         Returns:
             Whether all of it is here and listed there.
         """
         part = self._parts[number]
-        if not self.has_segment(number):
-            return False
+        octets = part.wanted * DIGEST_OCTETS
+        waiting: list[tuple[Lane, int, Row, int]] = []
         for track in part.tracks:
-            layers, rows = listed.get(track, ()), self._lanes[track].rows
+            lane, layers = self._lanes[track], listed.get(track, ())
             for layer in self.layers:
-                octets = part.wanted * DIGEST_OCTETS
-                if layer >= len(layers) or layers[layer][:octets] != bytes(rows[layer].digests):
+                row = lane.rows.get(layer)
+                if row is None or OWED in row.states or layer >= len(layers):
                     return False
+                if layers[layer][:octets] != bytes(row.digests):
+                    return False
+                states = enumerate(row.states)
+                waiting += [(lane, layer, row, at) for at, state in states if state == WAITING]
         self.replaced[number] = part.tracks
+        for each in waiting:
+            self._release(*each)
         return True
 
     def _is_of_another(self, track: DataTrack, location: Location) -> bool:

@@ -315,6 +315,7 @@ class Replacements:
                     continue
                 if retrieval.ledger.confirm(number, theirs.object_digests):
                     self.taken[number] = other.namespace
+                    retrieval.verified()
                     retrieval.recovered()
 
     def _wanted(self, segments: Sequence[int]) -> list[int]:

@@ -99,11 +99,25 @@ CASES = [
 def test_it_ends_complete_where_the_good_one_is_whole_in_time(
     how: str, whole: bool, deterministic: bool, good_first: bool
 ) -> None:
-    toy = GOOD if deterministic else BAD
+    expect_complete(how, whole, good_first, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("how", "whole", "deterministic"),
+    [("stands still", False, True), ("last damaged", False, True), ("stands still", True, False)],
+)
+def test_signed_ones_end_complete_too(how: str, whole: bool, deterministic: bool) -> None:
+    """What comes of the good one is on no list of ours, and on the good one's."""
+    expect_complete(how, whole, True, deterministic=deterministic, sign=SIGNER)
+
+
+def expect_complete(how: str, whole: bool, good_first: bool, **options: Any) -> None:
+    """A consumer gets all of the good one."""
+    toy = GOOD if options["deterministic"] else BAD
 
     async def scenario(field: Field) -> None:
-        good = producing(field, GOOD, "good", deterministic=deterministic)
-        bad = broken(field, how, toy, deterministic=deterministic)
+        good = producing(field, GOOD, "good", **options)
+        bad = broken(field, how, toy, **options)
         if not good_first:
             await bad.__aenter__()
         async with good as segment:

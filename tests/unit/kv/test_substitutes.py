@@ -114,6 +114,24 @@ def test_a_part_of_it_or_another_one_is_refused(other: Toy) -> None:
     assert ours.replaced == {} and not ours.has_segment(0)
 
 
+def test_what_waits_for_a_list_is_released_by_the_one_of_another_publication() -> None:
+    ours = OURS.ledger(signed=True)
+    ours.apply_manifest(OURS.writer([1, 0], complete=False).manifest())
+    fill(ours, OURS, lambda key: key != GONE)
+    assert ours.take_ready() == []
+    digests = [segment.object_digests for segment in OURS.writer().manifest().segments]
+    assert not ours.confirm(0, digests[0])  # an Object lacks
+    deliver(ours, *GONE, OURS.objects[GONE])
+    assert not ours.confirm(0, THEIRS.writer().manifest().segments[0].object_digests)
+    before = ours.counters.verified
+    assert ours.confirm(0, digests[0])
+    waited = [at for (track, at) in OURS.objects if track.segment == 0 and at.group >= 1]
+    assert ours.counters.verified == before + len(waited)
+    assert ours.has_segment(0) and not ours.has_segment(1)
+    assert ours.confirm(1, digests[1]) and ours.complete
+    assert ours.take_ready() == list(ours.layers)
+
+
 def test_what_another_manifest_lists_of_the_very_same_objects_completes_ours() -> None:
     ours = OURS.ledger()
     fill(ours, OURS, lambda key: key != GONE)

@@ -227,8 +227,17 @@ class Deliveries:
         """The place of ``sendable`` in the order has changed."""
         self._session.scheduler.requeue(sendable)
 
+    def prioritized(self, delivery: SubscriptionDelivery) -> None:
+        """The priority of ``delivery`` has changed: what it owes is put in order, now or soon."""
+        now = self._session.now
+        if delivery.moves_at <= now:
+            delivery.move(now)
+        elif not delivery.moving:
+            delivery.moving = True
+            self._session.at(delivery.moves_at, delivery.move)
+
     def prioritize(self, request_id: int, priority: int) -> None:
-        """The Subscriber Priority of a request has changed, of what was handed over, too."""
+        """Let what was handed over for a request stand by another Subscriber Priority."""
         self._session.act(Prioritize(request_id, priority))
 
     def unschedule(self, sendable: ObjectSender) -> None:

@@ -26,6 +26,10 @@ from kvcs.moqt.track.stored import Group, StoredObject, Subgroup
 
 DEFAULT_SUBSCRIBER_PRIORITY = 128
 
+MOVE_SECONDS = 100e-6
+"""From one time that what is owed is put in order again to the next, for each stream: several times
+what that takes, for a peer may change its priority with every few octets."""
+
 TIMEOUT_LOOK_SECONDS = 5.0
 """Longest wait of one timer for a delivery timeout, which a peer may set to centuries: what a timer
 refers to stays in memory until it is due."""
@@ -43,8 +47,11 @@ class SubscriptionHost(Host, Protocol):
     def at(self, when: float, callback: Callable[[float], None]) -> None:
         """Call ``callback`` with the time, at ``when`` or soon after."""
 
+    def prioritized(self, delivery: SubscriptionDelivery) -> None:
+        """Its priority has changed: call `SubscriptionDelivery.move`, now or soon."""
+
     def prioritize(self, request_id: int, priority: int) -> None:
-        """The Subscriber Priority of a request has changed, of what was handed over, too."""
+        """Let what was handed over for a request stand by another Subscriber Priority."""
 
     def subscription_drained(self, delivery: SubscriptionDelivery) -> None:
         """The Track has ended and every stream of the subscription is closed."""
@@ -106,6 +113,10 @@ class SubscriptionDelivery:
         self.streams_missed = False
         """Whether streams of the Track that were for it too never came here: a relay's upstream."""
         self.ended = False
+        self.moves_at = 0.0
+        """Not before this time it is put in order again, in the session's clock."""
+        self.moving = False
+        """Whether it will be."""
         self.done_due = 0.0
         """Not before this time PUBLISH_DONE is sent, in the session's clock."""
         self.before_forward: ForwardHandler | None = None
@@ -207,11 +218,17 @@ class SubscriptionDelivery:
         if priority == self.subscriber_priority:
             return
         self.subscriber_priority = priority
+        self.host.prioritized(self)
+
+    def move(self, now: float) -> None:
+        """Let what is owed, and what was handed over, stand by the priority of now."""
         followers = [fill for fill, follows in self._fills.items() if follows]
-        for sender in (*self._senders.values(), *self._datagrams, *followers):
-            sender.subscriber_priority = priority
+        senders = (*self._senders.values(), *self._datagrams, *followers)
+        for sender in senders:
+            sender.subscriber_priority = self.subscriber_priority
             self.host.reschedule(sender)
-        self.host.prioritize(self.request_id, priority)
+        self.host.prioritize(self.request_id, self.subscriber_priority)
+        self.moves_at, self.moving = now + len(senders) * MOVE_SECONDS, False
 
     def _set_forward(self, forward: bool) -> None:
         if self.forward and not forward:

@@ -17,6 +17,10 @@ COPY_OCTETS: Final = 64 * 1024
 """Octets are copied in pieces of this size: the memory of larger ones would be fetched from the
 system, and cleared by it, each time."""
 
+STREAM_OCTETS: Final = 2048
+"""Octets that each stream of ours counts beside its own while any of those wait or are not
+acknowledged: what it weighs. A peer that gives credit for many must not have tiny ones pile up."""
+
 CONTROL_MESSAGE_TIMEOUT: Final = 0x11
 """MOQT's session code for a peer that is too slow with control messages (§14)."""
 
@@ -60,11 +64,14 @@ class AioquicTransport(ConnectionDriver):
     def octets(self) -> int:
         """Octets of Object data that may be handed over now.
 
-        Bounded by what is unsent and unacknowledged, and by the peer's connection window.
+        Bounded by what is unsent and unacknowledged, streams included, and by the peer's connection
+        window.
         """
         if self._phase is not Phase.OPEN:
             return 0
-        return max(0, min(self._budget.limit - self._quic.held, self._quic.data_credit))
+        quic = self._quic
+        room = self._budget.limit - quic.held - quic.held_streams * STREAM_OCTETS
+        return max(0, min(room, quic.data_credit))
 
     def stream_octets(self, stream_id: int) -> int:
         """Octets that the peer lets one stream of ours take, beyond what it holds already.

@@ -10,6 +10,7 @@ from kvcs.moqt.events import Event, FetchReceived
 from kvcs.moqt.filters import LocationFilter
 from kvcs.moqt.names import GroupOrder
 from kvcs.moqt.parameters import Parameters
+from kvcs.moqt.sending.publishing import MOVE_SECONDS
 from kvcs.moqt.sending.scheduler import send_key
 from kvcs.testing.pair import SessionPair
 from kvcs.testing.tracks import NAME, put, put_group, track
@@ -187,3 +188,24 @@ def test_a_fill_with_a_priority_of_its_own_is_not_touched_by_an_update(own: int 
     ((_, told),) = ranks(pair)
     assert told.key.subscriber_priority == (128 if own is None else own)
     assert told.request_id == (request_id if own is None else None)
+
+
+def test_a_peer_that_changes_its_priority_again_and_again_makes_little_work() -> None:
+    pair, source, request_id = served()
+    pair.server.credit.object_octets = 0
+    groups = 200
+    for group in range(groups):
+        put_group(source, group, 1, octets=10, priority=0)
+    pair.run()
+    pair.server.actions.clear()
+    began = pair.now
+    for priority in range(100):
+        update(pair, request_id, subscriber_priority=priority)
+    assert pair.now == began
+    assert prioritized(pair.server.actions) == [Prioritize(request_id, 0)]
+    pair.advance(groups * MOVE_SECONDS)
+    assert prioritized(pair.server.actions)[1:] == [Prioritize(request_id, 99)]
+    pair.server.credit.object_octets = 1 << 40
+    pair.run()
+    told = [each for _, each in ranks(pair)]
+    assert told == [rank(group, subscriber=99, request=request_id) for group in range(groups)]

@@ -11,6 +11,7 @@ import pytest
 
 from kvcs.errors import UsageError
 from kvcs.quic.aioquic_backend import QuicSettings
+from kvcs.quic.aioquic_backend.transport import STREAM_OCTETS
 from tests.unit.quic.pair import DELAY, PLAIN, Pair, Recorder
 
 
@@ -169,13 +170,30 @@ def test_the_budget_bounds_what_waits_in_the_library() -> None:
         client.send(2, bytes(min(room, 4000)), False)
         client.flush()
         handed += min(room, 4000)
-    assert handed == client.unacknowledged() == budget
+    assert handed == client.unacknowledged() == budget - STREAM_OCTETS
     pair.clock.run_for(2.0)
     assert client.octets() == 0
-    assert len(pair.client.quic._streams[2].sender._buffer) == budget
+    assert len(pair.client.quic._streams[2].sender._buffer) == handed
     pair.client.drop = lambda data: False
     pair.clock.run_until(lambda: client.octets() == budget)
     assert client.unacknowledged() == 0
+
+
+@pytest.mark.parametrize("octets", [0, 1])
+def test_tiny_streams_of_a_peer_with_much_credit_are_bounded(octets: int) -> None:
+    budget, many = 100_000, QuicSettings(datagram_size=1200, uni_streams=10_000)
+    pair = Pair(client=QuicSettings(datagram_size=1200, send_buffer=budget), server=many)
+    client = pair.client.transport
+    pair.client.drop = lambda data: True
+    stream_id = 2
+    while client.octets() > 0:
+        client.send(stream_id, bytes(octets), True)
+        client.flush()
+        stream_id += 4
+    assert stream_id // 4 <= budget // STREAM_OCTETS + 1 < client.uni_streams()
+    pair.client.drop = lambda data: False
+    pair.clock.run_until(lambda: client.octets() == budget)
+    assert len(pair.server.receiver.finished) == stream_id // 4
 
 
 def test_a_fin_alone_counts_until_it_is_acknowledged() -> None:

@@ -116,6 +116,11 @@ class Connection(OutgoingConnection):
         return self._held
 
     @property
+    def held_streams(self) -> int:
+        """Streams that hold such octets or a FIN."""
+        return len(self._senders)
+
+    @property
     def fins(self) -> int:
         """FINs written and not acknowledged, on streams that hold no octets any more."""
         return self._fins

@@ -20,6 +20,10 @@ from kvcs.quic.aioquic_backend.private.receiving import ReceivingConnection
 LONGEST_HEAD: Final = 1 + 3 * 8
 """Octets of a STREAM frame before its data, at most; a shorter payload is left to the library."""
 
+FEW_OCTETS: Final = 1000
+"""Octets of a payload that the library may copy: most so short are an ACK frame alone, which would
+be looked through for nothing, a quarter of a millisecond where it names many ranges."""
+
 Piece = tuple[int, bytes]
 """A stream's ID, and its next octets."""
 
@@ -78,7 +82,7 @@ class TakingConnection(ReceivingConnection):
         Returns:
             Whether it was one; else nothing of it has been read.
         """
-        frames = frames_of(payload)
+        frames = frames_of(payload) if len(payload) > FEW_OCTETS else None
         if frames is None:
             return False
         limit, new = self._local_max_data, 0

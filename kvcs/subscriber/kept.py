@@ -17,6 +17,8 @@ class KeptLayers:
         self._ledger = ledger
         self._dropped: dict[object, set[int]] = {}
         """By reader."""
+        self._told = False
+        """Whether it was said that they take too much."""
 
     @property
     def too_late(self) -> bool:
@@ -47,11 +49,12 @@ class KeptLayers:
         self._let_go({index})
 
     def excess(self, octets: int | None) -> StoreFull | None:
-        """Say that the layers which are held take more than so many octets; None where they do not,
-        or where None is the limit."""
+        """Say, once, that the layers which are held take more than so many octets; None where they
+        do not, or where None is the limit."""
         held = self._ledger.held_octets
-        if octets is None or held <= octets:
+        if octets is None or held <= octets or self._told:
             return None
+        self._told = True
         return StoreFull(
             f"the layers that are held take {held} octets, the limit is {octets}: drop those that"
             " were used (Cache.drop), or set SubscriberSettings.held_octets"

@@ -220,9 +220,9 @@ class Retrieval:
                 self.first_at = self.last_at
             if self._may_hand_out():
                 self._hand_out(ready)
-        excess = self.readers.kept.excess(self._settings.held_octets)
-        if excess is not None and not self.is_over:
+        if excess := self.readers.kept.excess(self._settings.held_octets):
             self.failed(self.incomplete(str(excess), excess))
+            self._loop.call_soon(self._passage.close)  # what comes would take yet more
         if ready:  # it costs as much as there are layers: not for every Object
             self._check_completion()
 

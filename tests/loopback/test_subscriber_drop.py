@@ -83,6 +83,15 @@ async def test_a_layer_that_is_there_is_given_without_waiting(files: PemFiles, w
 LAYER_OCTETS = TOY.k[0].nbytes + TOY.v[0].nbytes
 
 
+async def until_nobody_follows(segment: kvcs.Segment) -> None:
+    """Wait until no consumer takes any data track."""
+    unfollowed = segment._publication._unfollowed
+    async with asyncio.timeout(20):
+        while any(track.followed for track in segment.tracks):
+            unfollowed.clear()
+            await unfollowed.wait()
+
+
 async def test_layers_that_nobody_drops_are_held_up_to_a_limit(files: PemFiles) -> None:
     settings = replace(QUICK, held_octets=2 * LAYER_OCTETS)
     async with published(files) as (segment, client):
@@ -99,6 +108,7 @@ async def test_layers_that_nobody_drops_are_held_up_to_a_limit(files: PemFiles) 
             with pytest.raises(kvcs.CacheIncomplete) as raised:
                 await cache.layer(3)
             assert {3} <= {run.layer for run in raised.value.missing} <= {2, 3}
+            await until_nobody_follows(segment)  # nothing more is taken
             await put(segment, TOY, [3])  # it is published all the same
             # That nobody dropped anything is not the publication's fault.
             assert subscriber._authenticity.rank(cache.namespace, True) == 0

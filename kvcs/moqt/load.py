@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 RETRY_LOAD_MS = 1000
 """Retry Interval that goes with EXCESSIVE_LOAD."""
 
+STREAMS_A_REQUEST = 8
+"""Streams that take about as much time to look at as a request does."""
+
 _VALUE_OCTETS = 48
 """What one value of a message takes beside its content: about an object and its place."""
 
@@ -85,6 +88,10 @@ class RequestLoad:
         """
         if not self._rate.take(self._session.now):
             raise self._refusal(Limit.REQUEST_RATE, "too many requests in a short time")
+
+    def looked_at(self, streams: int) -> None:
+        """An update of the peer made us look at that many streams; some count as one request."""
+        self._rate.owe(self._session.now, streams // STREAMS_A_REQUEST)
 
     def matched(self, count: int = 1) -> None:
         """A request of the peer for a prefix made us look at that many things below it."""

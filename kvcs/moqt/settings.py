@@ -58,7 +58,8 @@ class SessionSettings:
     EXCESSIVE_LOAD."""
 
     max_requests_per_second: float = 1000.0
-    """Steady rate of the peer's requests and updates; more are refused with EXCESSIVE_LOAD."""
+    """Steady rate of the peer's requests and updates; more are refused with EXCESSIVE_LOAD. An
+    update of range filters or timeouts counts once more for every eight streams under way."""
 
     request_burst: int = 8192
     """Requests and updates that may come at once, before the rate counts."""

@@ -145,7 +145,8 @@ class Deliveries:
                 raise overloaded("too many fills at a time")
             # One snapshot of the Largest Object for filter, fill and reply: the seam is exact.
             largest = delivery.track.largest
-            delivery.update(parameters, update.request_id, largest)
+            looked_at = delivery.update(parameters, update.request_id, largest)
+            self._session.load.looked_at(looked_at)
             self._session.emit(
                 SubscriptionUpdated(request.request_id, update.request_id, parameters)
             )

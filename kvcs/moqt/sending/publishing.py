@@ -191,16 +191,24 @@ class SubscriptionDelivery:
         self.host.schedule(sender)
         return sender
 
-    def update(self, parameters: Parameters, update_id: int, largest: Location | None) -> None:
-        """Apply a REQUEST_UPDATE; what is absent stays as it was (§9.5)."""
+    def update(self, parameters: Parameters, update_id: int, largest: Location | None) -> int:
+        """Apply a REQUEST_UPDATE; what is absent stays as it was (§9.5).
+
+        Returns:
+            How many streams were looked at for it; a change of priority looks at them later.
+        """
         priority = parameters.get(ParameterType.SUBSCRIBER_PRIORITY)
         if priority is not None:
             self._set_priority(priority)
-        self._filters = self._filters.replaced_by(parameters.items)
-        self._timeouts = self._timeouts.updated(parameters)
-        for live in self._senders.values():
-            live.filters = self._filters
-            live.timeouts = self._timeouts.of(self.track, live.subgroup)
+        looked_at = 0
+        filters = self._filters.replaced_by(parameters.items)
+        timeouts = self._timeouts.updated(parameters)
+        if (filters, timeouts) != (self._filters, self._timeouts):
+            self._filters, self._timeouts = filters, timeouts
+            looked_at = len(self._senders)
+            for live in self._senders.values():
+                live.filters = filters
+                live.timeouts = timeouts.of(self.track, live.subgroup)
         changed = location_filter(parameters)
         if changed is not None:
             self._filter = changed
@@ -213,6 +221,7 @@ class SubscriptionDelivery:
         fill = parameters.get(ParameterType.FILL_PARAMETERS)
         if fill is not None:
             self.start_fill(fill, update_id, largest)
+        return looked_at
 
     def _set_priority(self, priority: int) -> None:
         if priority == self.subscriber_priority:

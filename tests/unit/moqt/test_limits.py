@@ -15,7 +15,7 @@ from kvcs.moqt.framing import encode_message
 from kvcs.moqt.incoming import receiving, rules
 from kvcs.moqt.incoming.rules import TrackRules
 from kvcs.moqt.limits import Budget, EarlyLimits, Limit, LimitCounters, Rate, SharedBudgets
-from kvcs.moqt.load import weigh
+from kvcs.moqt.load import STREAMS_A_REQUEST, weigh
 from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.parameters import Parameters
 from kvcs.moqt.properties import KeyValues
@@ -25,7 +25,7 @@ from kvcs.moqt.tokens import Token
 from kvcs.moqt.wire import encode_vi64
 from kvcs.testing.bench import Bench
 from kvcs.testing.residue import residue
-from kvcs.testing.tracks import NAME, put, subgroup_stream, track
+from kvcs.testing.tracks import NAME, put, put_group, subgroup_stream, track
 
 NONE, BARE = Parameters(), KeyValues()
 SUBSCRIBE_OK = m.SubscribeOk(9, NONE, BARE)
@@ -93,6 +93,28 @@ def test_updates_count_as_requests() -> None:
     kinds = [type(reply) for reply in bench.replies(stream)]
     assert kinds == [m.SubscribeOk, m.RequestOk, m.RequestError, m.PublishDone]
     assert bench.core.limits[Limit.REQUEST_RATE] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "served"),
+    [("object_delivery_timeout", 2), ("location_filter", 9), ("subscriber_priority", 9)],
+)
+def test_updates_count_by_the_streams_that_are_looked_at(change: str, served: int) -> None:
+    """A priority looks at them so often as that is cheap, and a range in no time."""
+    settings = SessionSettings(max_requests_per_second=1.0, request_burst=10)
+    bench = Bench(settings=settings)
+    stream, source = bench.open(m.Subscribe(0, *NAME, NONE)), track()
+    bench.core.responder.accept_subscribe(0, source, bench.now)
+    bench.drain()
+    bench.credit.object_octets = 0
+    for group in range(5 * STREAMS_A_REQUEST):
+        put_group(source, group, 1, octets=10, priority=0)
+    for number in range(10):
+        value = LocationFilter.absolute_start(number, 0) if "filter" in change else number + 1
+        bench.say(stream, m.RequestUpdate(2 + 2 * number, Parameters.of(**{change: value})))
+    kinds = [type(reply) for reply in bench.replies(stream)]
+    assert kinds.count(m.RequestOk) == served
+    assert bench.core.limits[Limit.REQUEST_RATE] >= 1
 
 
 def test_what_prefixes_match_in_a_time() -> None:

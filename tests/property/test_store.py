@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -15,8 +16,14 @@ from kvcs.moqt.objects import ObjectHeader, ObjectStarted, RangeKind, RangeMarke
 from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track.ranges import RangeReader
 from kvcs.moqt.track.store import Track
-from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS, StoredObject
-from kvcs.testing.tracks import payload, track
+from kvcs.moqt.track.stored import (
+    FIRST_PART_OCTETS,
+    LEAST_PART_OCTETS,
+    OBJECT_BOOKKEEPING_OCTETS,
+    StoreBudget,
+    StoredObject,
+)
+from kvcs.testing.tracks import NAME, payload, track
 
 LINE = [Location(group, object_id) for group in range(5) for object_id in (0, 1, 2, 3, MAX_VI64)]
 places = st.sampled_from(LINE)
@@ -175,3 +182,32 @@ def test_octets_are_counted_and_given_back(what: list[tuple[str, int, int]]) -> 
     cache.clear()
     assert cache.octets == 0
     assert not cache.groups
+
+
+PIECES = st.one_of(st.integers(1, 100), st.integers(1, 3 * LEAST_PART_OCTETS))
+
+
+@given(st.lists(PIECES, max_size=20), st.booleans(), st.integers(0, 9), st.integers(1, 200_000))
+def test_pieces_of_any_size_are_kept_and_counted_as_what_they_are(
+    pieces: list[int], copy_comes: bool, before_copy: int, length: int
+) -> None:
+    octets = random.Random(length).randbytes(length)
+    cache = Track(NAME, authoritative=False, budget=StoreBudget(1 << 22))
+    header = ObjectHeader(0, 0, 0, 0, payload_length=length)
+    stored = cache.begin_fetched(header, 0.0)
+    assert isinstance(stored, StoredObject)
+    at = 0
+    for number, size in enumerate([*pieces, length]):
+        if copy_comes and number == before_copy:
+            cache.begin_fetched(header, 0.0).write(octets[: at + 50])  # it overtakes the first
+        piece = bytearray(octets[at : at + size])
+        if piece:
+            stored.write(memoryview(piece))
+            piece[:] = bytes(len(piece))  # whoever brings it may use its memory again
+        at += len(piece)
+        room = sum(map(len, stored.parts))
+        assert stored.received <= room <= max(2 * stored.received, FIRST_PART_OCTETS)
+        counted = min(length, max(room, FIRST_PART_OCTETS)) + OBJECT_BOOKKEEPING_OCTETS
+        assert stored.octets == cache.budget.used == counted
+    assert stored.complete and stored.grow is None
+    assert b"".join(stored.views(0, length)) == octets

@@ -16,8 +16,12 @@ OBJECT_BOOKKEEPING_OCTETS = 640
 """What one stored Object costs beside its payload (measured: slots, header, views, index)."""
 
 FIRST_PART_OCTETS = 64 * 1024
-"""Room for an arriving payload at first; later parts are as large as what has come. So a length
-that was only announced costs next to nothing."""
+"""Room for an arriving payload at first; later there is as much again as has come. So a length that
+was only announced costs next to nothing."""
+
+LEAST_PART_OCTETS = 16 * 1024
+"""Payload octets that come as one piece are a part of their own from this size on: what a part
+takes beside its octets is little of it."""
 
 UNLIMITED = 2**63
 """A budget that never fills, for a Track that is bounded elsewhere."""
@@ -145,6 +149,9 @@ class StoredObject:
         at, size = self._at, len(data)
         self._at = at + size
         if at == self._room == self.received and size and not self.failed:
+            if size >= LEAST_PART_OCTETS or at + size == self.header.payload_length:
+                self._take_part(bytes(data))
+                return
             self._add_part()
         if at == self.received and size <= self._room - at and not self.failed:
             # One stream brings it, and there is room: all that is left of `merge`.
@@ -198,11 +205,27 @@ class StoredObject:
         """Make room for more of the payload: as much again as has come."""
         left = self.header.payload_length - self._room
         assert left > 0  # the parser hands over no more than was announced
-        size = min(left, max(FIRST_PART_OCTETS, self._room))
-        if self._room and self.grow is not None:
-            self.grow(size)
+        size = min(left, max(FIRST_PART_OCTETS - self._room, self._room))
+        self._reserve(size)
         self.parts += (memoryview(bytearray(size)),)
         self._room += size
+
+    def _take_part(self, data: bytes) -> None:
+        """Take the next octets as they are, which leaves no memory to be cleared first."""
+        self._reserve(len(data))
+        self.parts += (memoryview(data),)
+        self._room += len(data)
+        self.received = self._room
+        if self.complete:
+            self.grow = None
+        if self._watchers is not None:
+            self._notify()
+
+    def _reserve(self, size: int) -> None:
+        """Count more of the payload in the budget, beyond what counts from the start."""
+        more = self._room + size - max(FIRST_PART_OCTETS, self._room)
+        if more > 0 and self.grow is not None:
+            self.grow(more)
 
     def fail(self) -> None:
         """Mark that the rest will never come; what came of it is dropped."""

@@ -10,6 +10,7 @@ from kvcs.moqt.objects import ObjectHeader
 from kvcs.moqt.track.store import Track
 from kvcs.moqt.track.stored import (
     FIRST_PART_OCTETS,
+    LEAST_PART_OCTETS,
     OBJECT_BOOKKEEPING_OCTETS,
     DuplicateObject,
     StoreBudget,
@@ -185,7 +186,7 @@ def test_an_announced_length_takes_no_memory_before_octets_come() -> None:
     assert stored.octets == FIRST_PART_OCTETS + OBJECT_BOOKKEEPING_OCTETS
 
 
-@pytest.mark.parametrize("piece", [1000, FIRST_PART_OCTETS, MIB])
+@pytest.mark.parametrize("piece", [1000, LEAST_PART_OCTETS, FIRST_PART_OCTETS, 100_000, MIB])
 def test_a_large_object_grows_with_what_comes_and_counts_it(piece: int) -> None:
     octets = bytes(range(256)) * 4096
     track = Track(NAME, authoritative=False, budget=StoreBudget(4 * MIB))
@@ -200,6 +201,22 @@ def test_a_large_object_grows_with_what_comes_and_counts_it(piece: int) -> None:
     assert track.budget.used == track.octets == len(octets) + OBJECT_BOOKKEEPING_OCTETS
     track.clear()
     assert track.budget.used == track.octets == 0
+
+
+def test_what_comes_at_once_takes_no_more_room_than_its_octets() -> None:
+    stored = arriving(HUGE, 0.0)
+    piece = bytes(LEAST_PART_OCTETS)
+    for _ in range(3):
+        stored.write(memoryview(piece))
+    assert list(map(len, stored.parts)) == 3 * [LEAST_PART_OCTETS]
+
+
+def test_the_end_of_a_payload_takes_no_more_room_than_its_octets() -> None:
+    stored = arriving(ObjectHeader(0, 0, 0, 0, payload_length=LEAST_PART_OCTETS + 3), 0.0)
+    stored.write(bytes(LEAST_PART_OCTETS))
+    stored.write(b"end")
+    assert list(map(len, stored.parts)) == [LEAST_PART_OCTETS, 3]
+    assert stored.complete
 
 
 def test_a_payload_that_outgrows_the_budget_is_refused_and_leaves_nothing() -> None:

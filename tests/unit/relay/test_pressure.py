@@ -107,10 +107,12 @@ def test_nobody_is_reset_while_there_is_room() -> None:
 
 
 BIG = 100 * KIB
+PART = 70 * KIB
+"""What comes of an Object before its stream stands still."""
 
 
 def arriving(hub: Hub, priorities: list[int]) -> tuple[ConsumerPeer, list[Track]]:
-    """Subgroups of such priorities, of each of which half has come, and somebody who follows."""
+    """Subgroups of such priorities, of each of which a part has come, and somebody who follows."""
     origins = [PublisherPeer(hub) for _ in priorities]
     peer, tracks = ConsumerPeer(hub), []
     for number, (origin, priority) in enumerate(zip(origins, priorities, strict=True)):
@@ -120,7 +122,7 @@ def arriving(hub: Hub, priorities: list[int]) -> tuple[ConsumerPeer, list[Track]
         tracks.append(origin.track(name))
         peer.subscribe(name, fill=None)
         origin.end.credit.object_octets = 1 << 40
-        origin.end.credit.per_stream_octets = 70 * KIB
+        origin.end.credit.per_stream_octets = PART
         put(tracks[-1], 0, 0, octets=BIG, priority=priority)
         before = hub.core.stats.octets_in
         while hub.core.stats.octets_in < before + 60 * KIB and hub.step():
@@ -131,7 +133,7 @@ def arriving(hub: Hub, priorities: list[int]) -> tuple[ConsumerPeer, list[Track]
 
 @pytest.mark.parametrize(("priority", "gives_way"), [(10, True), (100, False), (200, False)])
 def test_what_arrives_gives_way_to_what_counts_more(priority: int, gives_way: bool) -> None:
-    hub = Hub(RelayLimits(cache_octets=2 * BIG + 60 * KIB))
+    hub = Hub(RelayLimits(cache_octets=2 * PART + 60 * KIB))
     peer, tracks = arriving(hub, [50, 100])
     assert hub.core.stats.too_large == 0
     late = PublisherPeer(hub, None)

@@ -354,11 +354,20 @@ def test_keys_are_updated_in_the_middle_of_a_transfer(by: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packet_seconds", "wait"), [(0.00001, 0.00016), (0.001, 0.002), (0.01, 0.01)]
+    ("size", "packet_seconds", "wait"),
+    [
+        (1200, 0.00001, 0.00054),
+        (1200, 0.001, 0.002),
+        (1200, 0.01, 0.01),
+        (16_000, 0.00001, 0.00016),
+        (16_000, 0.001, 0.002),
+    ],
 )
-def test_packets_are_gathered_where_that_takes_no_time(packet_seconds: float, wait: float) -> None:
-    pacer = BurstPacer(max_datagram_size=1200)
-    pacer.update_rate(int(1200 / packet_seconds), 1.0)
+def test_packets_are_gathered_where_that_takes_no_time(
+    size: int, packet_seconds: float, wait: float
+) -> None:
+    pacer = BurstPacer(max_datagram_size=size)
+    pacer.update_rate(int(size / packet_seconds), 1.0)
     pacer.update_bucket(now=1.0)
     pacer.sent(pacer.packets(1.0), 1.0)
     assert pacer.packets(1.0) == 0
@@ -367,6 +376,18 @@ def test_packets_are_gathered_where_that_takes_no_time(packet_seconds: float, wa
     assert at is not None
     assert pacer.packets(at) == pytest.approx(max(1, wait / packet_seconds), abs=1)
     assert pacer.next_send_time(at) is None
+
+
+@pytest.mark.parametrize(
+    ("packet_seconds", "most"), [(0.000002, 128), (0.00001, 100), (0.001, 64), (0.01, 64)]
+)
+def test_a_late_wake_up_sends_what_the_rate_gives(packet_seconds: float, most: int) -> None:
+    pacer = BurstPacer(max_datagram_size=1200)
+    pacer.update_rate(int(1200 / packet_seconds), 1.0)
+    pacer.update_bucket(now=1.0)
+    pacer.sent(pacer.packets(1.0), 1.0)
+    assert pacer.packets(1.0) == 0
+    assert pacer.packets(10.0) == pytest.approx(most, abs=1)
 
 
 # Congestion control is told of many packets at once.

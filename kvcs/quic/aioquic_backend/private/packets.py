@@ -19,8 +19,16 @@ connection without loss crawls.
 BURST_OCTETS: Final = 1024 * 1024
 """Larger packets are as many fewer, so that a burst leaves room in the peer's receive buffer."""
 
+LATE_SECONDS: Final = 0.001
+"""A wake-up that comes late may send what the rate gives in this time, where that is more."""
+
+LATE_PACKETS: Final = 128
+"""But no more than these: a kernel that keeps the default for receive buffers has room for them."""
+
 GATHERED_PACKETS: Final = 16
-"""Packets that a wake-up by the pacer is to send, where that does not take too long."""
+GATHERED_OCTETS: Final = 64 * 1024
+"""Packets that a wake-up by the pacer is to send, and what they may be where small ones are more:
+one call of the kernel's takes as much. Where that does not take too long, both."""
 
 GATHERED_SECONDS: Final = 0.002
 """Longest time for which packets are gathered."""
@@ -39,20 +47,22 @@ class BurstPacer(QuicPacketPacer):
         bucket_time = self.bucket_time
         super().update_rate(congestion_window, smoothed_rtt)
         assert self.packet_time is not None
-        self.bucket_max = max(self.bucket_max, self.burst * self.packet_time)
+        late = min(LATE_SECONDS, LATE_PACKETS * self.packet_time)
+        self.bucket_max = max(self.bucket_max, self.burst * self.packet_time, late)
         self.bucket_time = min(bucket_time, self.bucket_max)
 
     # The library says `float`, and gives None as we do.
     def next_send_time(self, now: float) -> float | None:  # type: ignore[override]
         """When something may leave again; None where it may now.
 
-        The library says when one packet may. A wake-up costs more than a packet, so we wait for
-        `GATHERED_PACKETS`, but no longer than `GATHERED_SECONDS` where one alone comes sooner.
+        The library says when one packet may. A wake-up costs as much as many packets, so we wait
+        for those, but no longer than `GATHERED_SECONDS` where one alone comes sooner.
         """
         at = super().next_send_time(now)
         if at is None or self.packet_time is None:
             return None
-        gathered = min(GATHERED_PACKETS * self.packet_time, GATHERED_SECONDS)
+        packets = max(GATHERED_PACKETS, GATHERED_OCTETS // self._max_datagram_size)
+        gathered = min(packets * self.packet_time, GATHERED_SECONDS)
         return now + max(self.packet_time, gathered)
 
     def packets(self, now: float) -> int:

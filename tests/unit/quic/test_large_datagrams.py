@@ -125,6 +125,9 @@ def test_a_burst_is_bounded_in_octets(size: int) -> None:
     pacer.update_rate(10_000_000, 0.001)
     assert pacer.packet_time is not None
     assert pacer.bucket_max >= min(BURST_PACKETS, BURST_OCTETS // size) * pacer.packet_time
+    # However fast it is and however late: but for the packet that a rest of the time lets go.
+    pacer.packets(0.0)
+    assert (pacer.packets(1.0) - 1) * size <= BURST_OCTETS
 
 
 def test_a_larger_pin_than_the_peer_takes_is_not_used() -> None:

@@ -47,7 +47,8 @@ class BurstPacer(QuicPacketPacer):
         bucket_time = self.bucket_time
         super().update_rate(congestion_window, smoothed_rtt)
         assert self.packet_time is not None
-        late = min(LATE_SECONDS, LATE_PACKETS * self.packet_time)
+        packets = min(LATE_PACKETS, BURST_OCTETS // self._max_datagram_size)
+        late = min(LATE_SECONDS, packets * self.packet_time)
         self.bucket_max = max(self.bucket_max, self.burst * self.packet_time, late)
         self.bucket_time = min(bucket_time, self.bucket_max)
 

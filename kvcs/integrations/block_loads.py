@@ -44,7 +44,9 @@ class BlockLoads:
         self.failures: dict[str, Exception] = {}
         """Why the load of a request is not whole, until it was told as finished."""
 
-    def start(self, request_id: str, cache: Cache, block_ids: Sequence[int]) -> asyncio.Task[None]:
+    def start(
+        self, request_id: str, cache: Cache, block_ids: Sequence[int], *, drop: bool = False
+    ) -> asyncio.Task[None]:
         """Begin to load an opened cache.
 
         Args:
@@ -52,6 +54,8 @@ class BlockLoads:
             cache: stays open until the returned task has ended.
             block_ids: the engine's block for each block of the prefix, from its start; those that
                 the publication does not cover are told as not loaded.
+            drop: let go of each whole layer once it was stored (`Cache.drop`): for a cache that is
+                larger than memory, or than `SubscriberSettings.held_octets`.
 
         Returns:
             The load; it never raises. Cancelled, it tells what it has not loaded.
@@ -62,7 +66,9 @@ class BlockLoads:
         with self._lock:
             if request_id in self._tasks or request_id in self._ended:
                 raise UsageError(f"request {request_id!r} is being loaded already")
-            task = asyncio.get_running_loop().create_task(self._load(request_id, cache, block_ids))
+            task = asyncio.get_running_loop().create_task(
+                self._load(request_id, cache, block_ids, drop)
+            )
             self._tasks[request_id] = task
         # A task that is cancelled before its first step runs nothing of its own.
         task.add_done_callback(lambda done: self._end(request_id, done, set(block_ids)))
@@ -85,12 +91,16 @@ class BlockLoads:
                 self.failures.pop(request_id, None)
         return finished
 
-    async def _load(self, request_id: str, cache: Cache, block_ids: Sequence[int]) -> None:
+    async def _load(
+        self, request_id: str, cache: Cache, block_ids: Sequence[int], drop: bool
+    ) -> None:
         left = {block: set(cache.layers) for block in range(len(block_ids))}
         try:
             try:
                 async for layer in cache:
                     self._store_layer(cache, layer.index, block_ids, left)
+                    if drop:
+                        cache.drop(layer.index)
             except KvcsError as exc:
                 # What was verified of layers that are not whole is as good as the rest.
                 self.failures[request_id] = exc

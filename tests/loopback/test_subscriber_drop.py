@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import kvcs
+from kvcs.integrations.block_loads import BlockLoads
 from kvcs.moqt.names import Location
 from kvcs.quic.connection import Connection
-from tests.builders import QUICK, put, same, toy_prefix, toy_publication
+from tests.builders import QUICK, put, same, tensors, toy_prefix, toy_publication
 from tests.certificates import PemFiles
 from tests.loopback.kv_fixtures import joined, serving
 from tests.simulation.retrievals.means import Saved, tap
@@ -124,6 +125,32 @@ async def test_layers_that_are_never_whole_are_held_up_to_the_limit_too(files: P
             with pytest.raises(kvcs.CacheIncomplete, match=r"set SubscriberSettings\.held_octets"):
                 await cache.complete()
             assert cache.progress.layers_ready == 0
+
+
+async def test_an_engine_that_has_stored_a_layer_needs_no_room_for_it(files: PemFiles) -> None:
+    stored: dict[tuple[int, int], bytes] = {}
+    there = asyncio.Event()
+
+    def store(block_id: int, tensors: kvcs.LayerTensors) -> None:
+        stored[block_id, tensors.index] = tensors.k.tobytes() + tensors.v.tobytes()
+        there.set()
+
+    loads, settings = BlockLoads(store), replace(QUICK, held_octets=LAYER_OCTETS)
+    async with published(files) as (segment, client):
+        async with kvcs.Subscriber(client, settings=settings).open(PREFIX) as cache:
+            loading = loads.start("request", cache, [7, 8, 9], drop=True)
+            for index in range(4):
+                await put(segment, TOY, [index])
+                while (9, index) not in stored:
+                    there.clear()
+                    await there.wait()
+            await loading
+            await cache.complete()
+    assert not loads.failures and loads.get_block_ids_with_load_errors() == set()
+    for layer in range(4):
+        k, v = tensors(TOY, layer)
+        for block_id, tokens in ((7, slice(0, 4)), (8, slice(4, 8)), (9, slice(8, 12))):
+            assert stored[block_id, layer] == k[tokens].tobytes() + v[tokens].tobytes()
 
 
 @pytest.mark.parametrize("limit", [2 * LAYER_OCTETS, None])

@@ -67,7 +67,7 @@ class LedgerCounters:
 
     rejected: Counter[str] = field(default_factory=Counter)
     """Objects dropped, by failed check: magic, version, component, layer, block, token_start,
-    token_count, codec, length, digest, listed."""
+    token_count, codec, length, digest, listed; of sealed ones unprotected, key, seal, room, too."""
 
 
 class Holdings:

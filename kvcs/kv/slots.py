@@ -1,7 +1,8 @@
 """Where one arriving Object's octets go: in place, aside, or nowhere but into a hash.
 
 Octets come in pieces of any size. Those of Data are copied once, into their place in the layer's
-tensor, and hashed there when the last one is in.
+tensor, and hashed there when the last one is in; `kvcs.kv.successions` has the way of Objects that
+came in one piece.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Retrieval:
         namespace: Track Namespace of the publication.
         finder: finds other publications of the prefix; None leaves that out.
         replacements: takes whole segments from them.
-        rivals: looks at them while nothing comes of this one.
+        rivals: looks at them while too little comes of this one.
         readers: who waits for what, and needs it still.
         deadline_at: when it fails, in the loop's clock.
     """

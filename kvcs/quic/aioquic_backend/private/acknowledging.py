@@ -14,7 +14,7 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 
 from kvcs.quic.aioquic_backend.private.congestion import WatchingReno
-from kvcs.quic.aioquic_backend.private.flights import SentFrame, StreamPacket
+from kvcs.quic.aioquic_backend.private.flights import StreamPacket
 
 FEWEST: Final = 3
 """Packets of a range from which on it pays to account for them together."""
@@ -50,18 +50,12 @@ def acknowledge_runs(
 
 def _tell_streams(packets: list[StreamPacket]) -> None:
     """Tell each stream what of it arrived, consecutive octets in one go."""
-    run: SentFrame | None = None
+    sender, start, stop, fin = packets[0].frames[0]
+    stop = start
     for packet in packets:
-        for frame in packet.frames:
-            if run is not None and frame[0] is run[0] and frame[1] == run[2]:
-                run = (run[0], run[1], frame[2], frame[3])
-            else:
-                _arrived(run)
-                run = frame
-    _arrived(run)
-
-
-def _arrived(frame: SentFrame | None) -> None:
-    if frame is not None:
-        sender, start, stop, fin = frame
-        sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin)
+        for whose, begin, end, last in packet.frames:
+            if whose is not sender or begin != stop:
+                sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin)
+                sender, start = whose, begin
+            stop, fin = end, last
+    sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin)

@@ -79,15 +79,22 @@ class WatchingReno(RenoCongestionControl):
         super().on_packet_acked(now=now, packet=packet)
 
     def on_packets_acked(self, packets: list[QuicSentPacket], now: float) -> None:
-        """Several packets arrived: what `on_packet_acked` does for each, in one step."""
+        """Several packets arrived: what `on_packet_acked` does for each, in one step.
+
+        Args:
+            packets: in the order in which they were sent, at least one.
+            now: when they were acknowledged.
+        """
         if self.suspects or self._large_losses:
             for packet in packets:
                 self.on_packet_acked(now=now, packet=packet)
             return
         since = self._congestion_recovery_start_time
-        self.bytes_in_flight -= sum([packet.sent_bytes for packet in packets])
-        sent = [(packet.sent_time or 0.0, packet.sent_bytes) for packet in packets]
-        grown = sum([octets for sent_time, octets in sent if sent_time > since])
+        grown = sum([packet.sent_bytes for packet in packets])
+        self.bytes_in_flight -= grown
+        if (packets[0].sent_time or 0.0) <= since:
+            late = [packet for packet in packets if (packet.sent_time or 0.0) > since]
+            grown = sum([packet.sent_bytes for packet in late])
         slow_start = grown
         if self.ssthresh is not None:
             slow_start = min(grown, max(0, self.ssthresh - self.congestion_window))

@@ -8,7 +8,7 @@ from typing import Final
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 _SCOPE_KEY: Final = re.compile(rb"\s*[0-9A-Fa-f]{64}\s*\Z")
 
-_LOOKED_AT: Final = 4096
+LOOKED_AT: Final = 4096
 """Octets from the start of a file that are looked at."""
 
 _CBOR_ARRAY, _CBOR_MAP = 4, 5
@@ -28,7 +28,7 @@ def file_kind(data: bytes) -> str | None:
     """
     if not data:
         return "an empty file"
-    start = data[:_LOOKED_AT]
+    start = data[:LOOKED_AT]
     pem = _PEM.search(start)
     if pem is not None:
         return _pem_kind(pem[1].decode())

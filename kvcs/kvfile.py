@@ -28,6 +28,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from kvcs.errors import FileError, UsageError
+from kvcs.filekinds import LOOKED_AT, file_kind, told
 from kvcs.kv import strict_json
 from kvcs.kv.arrays import as_host_array, byte_view
 from kvcs.kv.descriptor import Descriptor
@@ -201,7 +202,8 @@ def _diagnosis(path: Path, error: SafetensorError) -> str:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 9 or length > MAX_HEADER_OCTETS or file.read(1) != b"{":
-            return "not a safetensors file"
+            file.seek(0)
+            return f"not a safetensors file{told(file_kind(file.read(LOOKED_AT)))}"
         if size < 8 + length:
             return f"truncated: {size} octets, where its header needs {8 + length}"
         file.seek(8)

@@ -82,7 +82,11 @@ ROOMS = {
     "keyfiles": Room(
         {"errors", "filekinds", "kv", "targets", "trust"}, set(), INPUT_OUTPUT | CLOCKS
     ),
-    "kvfile": Room({"errors", "kv", "targets"}, ARRAYS | {"safetensors"}, INPUT_OUTPUT | CLOCKS),
+    "kvfile": Room(
+        {"errors", "filekinds", "kv", "targets"},
+        ARRAYS | {"safetensors"},
+        INPUT_OUTPUT | CLOCKS,
+    ),
     "observe": Room({"errors"}, {"prometheus_client", "structlog"}, set()),
     "access": Room({"errors", "moqt", "trust"}, set(), PURE),
     "access.guard": Room(

@@ -5,6 +5,7 @@ The traceback is for those who ask for it with ``KVCS_DEBUG=1``.
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from collections.abc import Iterator
@@ -58,7 +59,12 @@ def _exit_code(error: BaseException) -> ExitCode:
     if isinstance(error, CacheIncomplete):
         return ExitCode.INCOMPLETE
     on_purpose = isinstance(error, KvcsError | typer.TyperException)
-    return ExitCode.REFUSED if on_purpose else ExitCode.FAULT
+    return ExitCode.REFUSED if on_purpose or _is_full(error) else ExitCode.FAULT
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether there is no room for what is printed; files of ours say it with their names."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -102,6 +108,8 @@ def _text(error: BaseException) -> str:
         context = getattr(error, "ctx", None)
         where = "kvcs" if context is None else context.command_path
         return f"{text}; {where} --help shows what can be said"
+    if isinstance(error, OSError):
+        return f"{error.strerror}: not all of the output was written"
     return str(error) or type(error).__name__
 
 

@@ -219,4 +219,6 @@ def parse_address(text: str, default_port: int) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", text)
     if match is None or int(match[3] or 0) > 65535:
         raise UsageError(f"{text!r} is not HOST:PORT")
+    if text.isdecimal():  # else the number would be taken for an address, 0.0.17.81
+        raise UsageError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:{text}")
     return match[1] or match[2], default_port if match[3] is None else int(match[3])

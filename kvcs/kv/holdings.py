@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import index as integer
 from typing import Any
 
 import numpy.typing as npt
@@ -85,7 +86,12 @@ class Holdings:
     def __init__(
         self, descriptor: Descriptor, *, blocks: int, layers: tuple[int, int] | None = None
     ) -> None:
-        first, last = (0, descriptor.layers - 1) if layers is None else layers
+        try:
+            first, last = (0, descriptor.layers - 1) if layers is None else map(integer, layers)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"layers: expected (first, last), both included, not {layers!r:.100}"
+            ) from None
         if not 0 <= first <= last < descriptor.layers:
             raise UsageError(f"layers {first}..{last} are not within 0..{descriptor.layers - 1}")
         if not 1 <= blocks <= MAX_BLOCK + 1:

@@ -199,6 +199,10 @@ class Publisher:
         elif not retention > 0:
             raise UsageError(f"retention must be more than 0 s, not {retention}")
         lifetime = self.settings.lifetime
+        if sign is not None and not isinstance(sign, SigningKey):
+            raise UsageError(
+                f"sign takes what kvcs.load_signing_key(path) gives, not {type(sign).__name__}"
+            )
         if isinstance(protect, ProtectionRing):
             protect.check_scope(prefix.scope_id)
             protect = protect.current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,7 +131,7 @@ class Segment:
         protected and sealing had begun, nothing can be sealed a second time: the publication is
         aborted, then and where putting the layer fails otherwise.
         """
-        self._check_turn(layer)
+        layer = self._check_turn(layer)
         arrays = self._arrays(layer, k, v)
         self._expected = layer + 1
         try:
@@ -165,8 +166,14 @@ class Segment:
 
     # Inner workings
 
-    def _check_turn(self, layer: int) -> None:
+    def _check_turn(self, layer: int) -> int:
         self._publication.check_open()
+        try:
+            layer = index(layer)  # an integer of numpy, too
+        except TypeError:
+            raise UsageError(
+                f"put takes the layer's index first, then k and v, not {type(layer).__name__}"
+            ) from None
         layers = self._descriptor.layers
         if not 0 <= layer < layers:
             raise UsageError(f"layer {layer} does not exist; the model has layers 0..{layers - 1}")
@@ -177,6 +184,7 @@ class Segment:
                 f"layer {layer} of segment {self.number} came before layer {self._expected};"
                 " layers are put in order"
             )
+        return layer
 
     def _arrays(self, layer: int, k: object, v: object) -> tuple[Array, ...]:
         descriptor = self._descriptor

@@ -202,6 +202,11 @@ async def connect(
         finally:
             await connection.close()
         return
+    if not isinstance(reconnect, Reconnect):
+        raise UsageError(
+            "reconnect takes kvcs.Reconnect(...), or None for one session and no other, not"
+            f" {reconnect!r:.100}"
+        )
     initial = reconnect.initial
     if initial is None:
         initial = min(INITIAL_SECONDS, (quic or QuicSettings()).connect_timeout)

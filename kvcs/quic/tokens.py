@@ -84,9 +84,12 @@ def resolved(token: TokenValue) -> tuple[ResolvedToken, float | None]:
         The token, of type CAT where it is one; and Unix seconds, None where nothing tells.
 
     Raises:
-        UsageError: the text is not base64url.
+        UsageError: the text is not base64url, or there is no token.
     """
-    [octets] = token_octets(token)
+    given = token_octets(token)
+    if len(given) != 1:
+        raise UsageError("the function that gives tokens gave none")
+    [octets] = given
     try:
         return ResolvedToken(TOKEN_TYPE, octets), read_claims(octets).expires
     except TrustError:

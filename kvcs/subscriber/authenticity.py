@@ -43,6 +43,10 @@ class Authenticity:
     ) -> None:
         if required and keys is None:
             raise UsageError("require_signed needs keys: the producers' public ones")
+        if keys is not None and not isinstance(keys, KeyRing):
+            raise UsageError(
+                f"keys takes what kvcs.load_key_ring(path) gives, not {type(keys).__name__}"
+            )
         if keys is not None and keys.use is not KeyUse.MANIFEST:
             raise UsageError("manifests are verified with producer keys, not with issuer keys")
         self.keys = keys

@@ -462,6 +462,10 @@ class Subscriber:
 
     def _ledger(self, prefix: Prefix, layers: tuple[int, int] | None, blocks: int | None) -> Ledger:
         """What is selected; refused here, before anything is asked for."""
+        if blocks is not None and not isinstance(blocks, int):
+            raise UsageError(
+                f"blocks: how many of the first blocks, an integer, not {type(blocks).__name__}"
+            )
         if blocks is not None and blocks > prefix.blocks:
             raise UsageError(f"blocks must be at most the prefix's {prefix.blocks}, not {blocks}")
         return Ledger(

@@ -66,6 +66,7 @@ def bad_files(place: Place, tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "truncated": (data[:-1], f"truncated: {len(data) - 1} octets of {len(data)}"),
         "headless": (data[:50], "truncated: 50 octets"),
         "empty": (b"", "not a safetensors file"),
+        "key": (b"0" * 64, "not a safetensors file; this is a scope key"),
         "foreign": (b"GGUF" + bytes(100), "not a safetensors file"),
     }
     files: dict[str, tuple[Path, str]] = {}
@@ -283,7 +284,7 @@ def test_a_publisher_needs_one_place(place: Place, relay: RunningRelay, run: Run
     refused(run(*publish, "--relay", relay.url, "--serve", "127.0.0.1:0"), "say where to publish")
     refused(run(*publish, "--serve", "127.0.0.1:0"), "`kvcs certs` makes them")
     refused(run(*publish, "--serve", "127.0.0.1:0", "--cert", place.pem.cert), "--key FILE")
-    for bind in ("127.0.0.1:x", "127.0.0.1:70000", "a:b:c", ""):
+    for bind in ("127.0.0.1:x", "127.0.0.1:70000", "a:b:c", "", "4433"):
         refused(run(*publish, "--serve", bind, *place.keys), f"{bind!r} is not HOST:PORT")
 
 

@@ -278,11 +278,12 @@ async def test_what_put_refuses_changes_nothing(files: PemFiles) -> None:
                 ((1, k, v), "layer 1 of segment 0 came before layer 0"),
                 ((-1, k, v), "layer -1 does not exist"),
                 ((4, k, v), "layer 4 does not exist"),
+                ((k, v, 0), "put takes the layer's index first"),
             ):
                 with pytest.raises(kvcs.UsageError, match=text):
                     await segment.put(*wrong)
             assert (publication.progress.objects, publisher.held_octets) == (0, 0)
-            await segment.put(0, k, v)
+            await segment.put(np.int64(0), k, v)  # type: ignore[arg-type]
             with pytest.raises(kvcs.UsageError, match="layer 0 of segment 0 was put already"):
                 await segment.put(0, k, v)
             await put(segment, toy, range(1, 4))

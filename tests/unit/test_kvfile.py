@@ -267,7 +267,7 @@ def test_a_folder_and_a_pipe_are_not_opened(tmp_path: Path, path: Path) -> None:
 )
 def test_foreign_files(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    assert refusal(path) == "not a safetensors file"
+    assert refusal(path).startswith("not a safetensors file")
 
 
 def test_a_header_that_is_no_header(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from collections.abc import Callable
@@ -43,6 +44,7 @@ Run = Callable[..., Any]
         (CacheIncomplete("x"), 3),
         (ValueError("x"), 1),
         (OSError("x"), 1),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
         (ExceptionGroup("tasks", [CacheIncomplete("x")]), 3),
         (ExceptionGroup("tasks", [CacheIncomplete("x"), RequestError("y")]), 2),
         (ExceptionGroup("tasks", [ExceptionGroup("more", [UsageError("x"), KeyError(1)])]), 1),

@@ -15,6 +15,11 @@ _CBOR_ARRAY, _CBOR_MAP = 4, 5
 """Major types of a COSE_KeySet's first two octets (RFC 8949 §3.1)."""
 
 
+def is_scope_key(data: bytes) -> bool:
+    """Whether the octets of a file are those of a scope key: 64 hex characters."""
+    return _SCOPE_KEY.match(data) is not None
+
+
 def file_kind(data: bytes) -> str | None:
     """Say in a few words what the octets of a file are, and which option takes it.
 
@@ -32,7 +37,7 @@ def file_kind(data: bytes) -> str | None:
     pem = _PEM.search(start)
     if pem is not None:
         return _pem_kind(pem[1].decode())
-    if _SCOPE_KEY.match(data):
+    if is_scope_key(data):
         return "a scope key, which --scope-key-file takes"
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "a safetensors file, such as a KV cache"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -65,6 +66,23 @@ def check_target(path: Path) -> None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise FileError(f"{path}: the folder {path.parent} cannot be written to")
     check_replaced(path)
+
+
+def check_apart(path: Path, inputs: Iterable[Path | None]) -> None:
+    """Check that what is written takes the place of nothing that the command reads.
+
+    Raises:
+        UsageError: it is one of them, under this name or another.
+    """
+    for each in inputs:
+        if each is None:
+            continue
+        try:
+            is_same = os.path.samefile(path, each)
+        except OSError:  # one of them is not there, or cannot be looked at
+            continue
+        if is_same:
+            raise UsageError(f"{path}: this command reads it too; give --out another file")
 
 
 def note_open_secret(path: Path, file: IO[bytes], output: Output) -> None:

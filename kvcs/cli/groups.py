@@ -42,6 +42,10 @@ class PrefixOptions:
         """Whether any of them was."""
         return not (self.like is None and self.tokens is None and self.descriptor is None)
 
+    def files(self, scope_key_file: Path) -> tuple[Path | None, ...]:
+        """What `read` reads."""
+        return (scope_key_file, self.like, self.tokens, self.descriptor)
+
     def read(self, output: Output, scope_key_file: Path) -> Prefix:
         """The prefix that they name; see `kvcs.cli.prefixes.read_prefix`."""
         return read_prefix(output, scope_key_file, self.like, self.tokens, self.descriptor)

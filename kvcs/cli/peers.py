@@ -14,6 +14,7 @@ from kvcs.cli.files import read_text
 from kvcs.cli.options import RECONNECT_SECONDS
 from kvcs.cli.output import Output
 from kvcs.errors import ConnectionClosed, ConnectionFailed, FileError, UsageError
+from kvcs.filekinds import is_scope_key
 from kvcs.quic.aioquic_backend import QuicSettings
 from kvcs.quic.connection import Connection
 from kvcs.quic.endpoint import connect
@@ -128,6 +129,9 @@ def read_token(path: Path, *, is_known: bool = False) -> bytes:
         FileError: the file cannot be read, or is no token; its content is not repeated.
     """
     text = read_text(path, MAX_TOKEN_OCTETS, is_secret=not is_known)
+    # It would pass for base64url, and a secret would be shown to the relay.
+    if is_scope_key(text.encode()):
+        raise FileError(f"{path}: no token; this is a scope key, which --scope-key-file takes")
     try:
         [token] = token_octets(text)
     except UsageError as exc:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcs.cli.authorities import check_untrusted, read_protection
-from kvcs.cli.files import check_target
+from kvcs.cli.files import check_apart, check_target
 from kvcs.cli.frame import command
 from kvcs.cli.groups import PrefixOptions, TransferOptions
 from kvcs.cli.lines import Lines
@@ -118,8 +118,12 @@ class RetrieveOptions:
     deadline: DeadlineOption = None
     lines: LinesOption = False
 
-    def check(self, peers: Sequence[Peer]) -> None:
+    def check(self, peers: Sequence[Peer], reads: Sequence[Path | None]) -> None:
         """Look at what does not go together.
+
+        Args:
+            peers: whom the command asks.
+            reads: files of its other options, which ``out`` must not replace.
 
         Raises:
             UsageError: something does not, and the message says what.
@@ -131,6 +135,8 @@ class RetrieveOptions:
             raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
         if self.out is not None:
             check_target(self.out)
+            ours = (self.compare, self.keys_file, self.protect_key_file)
+            check_apart(self.out, (*reads, *ours))
         if self.require_signed and self.keys_file is None:
             raise UsageError("--require-signed needs --keys-file FILE: whose signatures count")
         check_untrusted(any(peer.untrusted for peer in peers), self.protect_key_file)
@@ -152,7 +158,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Follow a publication, live or not, and write its KV cache."""
         wanted = prefix.read(output, scope_key_file)
-        await _retrieve(output, relay, wanted, who, how, retrieve="subscribe", wait=wait)
+        reads = prefix.files(scope_key_file)
+        await _retrieve(output, relay, wanted, who, how, reads, retrieve="subscribe", wait=wait)
 
     @command(app, "fetch")
     async def fetch(
@@ -184,6 +191,7 @@ def register(app: typer.Typer) -> None:
             wanted,
             who,
             how,
+            prefix.files(scope_key_file),
             retrieve="fetch",
             wait=wait,
             layers=parse_range(layers, "--layers"),
@@ -197,6 +205,7 @@ async def _retrieve(
     prefix: Prefix,
     who: TransferOptions,
     how: RetrieveOptions,
+    reads: Sequence[Path | None],
     *,
     retrieve: Retrieve,
     wait: float | None,
@@ -204,7 +213,7 @@ async def _retrieve(
     blocks: int | None = None,
 ) -> None:
     peers = who.peers(relays, how.deadline)
-    how.check(peers)
+    how.check(peers, (*reads, who.ca, who.client_cert, who.client_key, who.token_file))
     ring = read_protection(how.protect_key_file, output)
     expected = None if how.compare is None else load_kv_file(how.compare, partial=True)
     if expected is not None and expected.descriptor != prefix.descriptor:

@@ -110,6 +110,28 @@ def test_what_cannot_name_a_prefix_is_told(
     refused(run("inspect", path), says)
 
 
+def test_what_a_command_reads_is_not_replaced(
+    place: Place, there: tuple[object, ...], run: Run, tmp_path: Path
+) -> None:
+    cache, link = tmp_path / "cache.safetensors", tmp_path / "link.safetensors"
+    cache.write_bytes(place.cache.read_bytes())
+    link.symlink_to(cache)
+    key = place.scope_key.read_bytes()
+    for like, out in ((cache, cache), (cache, link), (cache, place.scope_key)):
+        ran = run("fetch", *there, "--like", like, "--out", out)
+        refused(ran, f"{out}: this command reads it too; give --out another file")
+    refused(run("subscribe", *there, "--like", cache, "--out", cache), "this command reads it too")
+    assert cache.read_bytes() == place.cache.read_bytes()
+    assert place.scope_key.read_bytes() == key
+
+
+def test_a_scope_key_is_shown_to_no_relay(
+    place: Place, there: tuple[object, ...], run: Run
+) -> None:
+    ran = run("ls", *there, "--token-file", place.scope_key)
+    refused(ran, f"{place.scope_key}: no token; this is a scope key")
+
+
 def test_tokens_and_descriptors_that_are_none(
     place: Place, there: tuple[object, ...], run: Run, tmp_path: Path
 ) -> None:

@@ -61,5 +61,5 @@ def test_numbers_are_those_of_the_code(said: str) -> None:
 def test_numbers_in_words_are_those_of_the_code() -> None:
     assert BLACK_HOLE_LOSSES == MAX_FALLS == 3 and "after three losses in a row" in PAGE
     assert RAISE_INTERVAL == 600 and "every ten minutes" in PAGE
-    assert TURN_OCTETS == 64 * 1024 and "take turns of 64 KiB" in PAGE
+    assert TURN_OCTETS == 120 * 1024 and "take turns of 120 KiB" in PAGE
     assert LONG_SECONDS == 1 and "opened for a second" in PAGE

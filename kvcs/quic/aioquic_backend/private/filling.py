@@ -25,8 +25,13 @@ from kvcs.quic.aioquic_backend.private.sending import Octets
 from kvcs.quic.aioquic_backend.segments import LARGEST_SEGMENT
 from kvcs.quic.aioquic_backend.settings import SMALLEST_DATAGRAM
 
-TURN_OCTETS: Final = 64 * 1024
-"""Octets of one stream after which the next one has its turn; whole packets, at least one."""
+TURN_OCTETS: Final = 120 * 1024
+"""Octets of one stream after which the next one has its turn; whole packets, at least one.
+
+What a transmission brings of one stream the receiver takes in one step. With half as much nearly
+each step met the end of a turn, and with datagrams of ordinary size both sides took a tenth more
+processor time. It is reached with two of the largest datagrams: three of them are no better.
+"""
 
 SHORT_HEADER_OCTETS: Final = 3
 """First octet and packet number of a short header, beside the connection ID."""

@@ -37,6 +37,10 @@ GATHERED_OCTETS: Final = 96 * 1024
 """Octets of datagrams that are handed over together: they fit the processor's nearest caches, and
 are as many of ordinary size as a sender of ours sends in one go."""
 
+GATHERED_DATAGRAMS: Final = 3
+"""So many are handed over together however large they are: what surrounds a hand-over costs more
+than memory that is a little farther away."""
+
 LARGEST_UDP: Final = 65_535
 """Room for any datagram that a peer may send."""
 
@@ -272,7 +276,9 @@ class UdpSocket:
             count += len(datagrams)
             octets += size
             gathered_octets += size
-            if gathered_octets + len(datagrams[0]) > GATHERED_OCTETS:  # one like it is too much
+            # One like it is too much.
+            full = gathered_octets + len(datagrams[0]) > GATHERED_OCTETS
+            if full and len(gathered) >= GATHERED_DATAGRAMS:
                 self._endpoint.datagrams_received(gathered, source, now)
                 if self._closed:
                     return

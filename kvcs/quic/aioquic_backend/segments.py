@@ -90,7 +90,9 @@ def runs(datagrams: Datagrams) -> Iterator[Datagrams]:
         stop = index + 1
         # A probe of the datagram size has no second of its size: if the path refuses it, that
         # must not look as if the kernel refused to segment.
-        if size <= LARGEST_SEGMENT and stop < count and len(datagrams[stop][0]) == size:
+        is_pair = stop < count and len(datagrams[stop][0]) == size <= LARGEST_SEGMENT
+        # A train of one datagram is as long as one that stands for itself behind it.
+        if is_pair and not isinstance(data, Train):
             most = min(index + most_of_a_call(size), count)
             while stop < most and datagrams[stop][1] == address:
                 following = len(datagrams[stop][0])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kvcs.quic.aioquic_backend.ports import Train
 from kvcs.quic.aioquic_backend.segments import (
     LARGEST_SEGMENT,
     MAX_OCTETS,
@@ -51,6 +52,17 @@ def test_a_run_goes_to_one_address() -> None:
     mixed = to(HERE, 1200, 1200) + to(THERE, 1200, 1200, 300)
     assert [run[0][1] for run in runs(mixed)] == [HERE, THERE]
     assert sizes(mixed) == [[1200, 1200], [1200, 1200, 300]]
+
+
+@pytest.mark.parametrize("trained", [1, 2])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_train_is_a_run_whatever_is_beside_it(before: int, trained: int) -> None:
+    train = Train(memoryview(bytes(1200 * trained)), 1200)
+    datagrams = [*to(HERE, *[1200] * before), (train, HERE), *to(HERE, 1200, 1200, 300)]
+    cut = list(runs(datagrams))
+    assert [datagram for run in cut for datagram in run] == datagrams
+    assert [(train, HERE)] in cut
+    assert sizes(datagrams)[-1] == [1200, 1200, 300]
 
 
 def test_a_run_fits_one_call() -> None:

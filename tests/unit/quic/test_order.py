@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import Any
 
 import pytest
@@ -184,6 +185,22 @@ def test_what_is_in_the_way_of_urgent_octets_goes_with_them() -> None:
     first = next(index for index, frame in enumerate(wire.frames) if frame[0] == middle)
     before = sum(stop - start for _, start, stop in wire.frames[:first])
     assert before == 2 * BIG
+
+
+def test_what_is_lost_stands_where_it_stood_though_its_stream_waits_further_behind() -> None:
+    pair = Pair()
+    wire = Wire(pair)
+    pair.client.transport.send(2, b"control", False)
+    fill = begin(pair, FIRST, rank(1), octets=5000)
+    go_on(pair, fill, rank(9))
+    other = begin(pair, FIRST + 4, rank(5))
+    go_on(pair, other, rank(5))
+    large = count()
+    pair.client.drop = lambda data: len(data) > 1000 and next(large) == 0
+    run(pair, [fill, other])
+    assert wire.streams == [fill, other, fill, other, fill]
+    again = wire.frames[[stream_id for stream_id, _, _ in wire.frames].index(other) :]
+    assert next(start for stream_id, start, _ in again if stream_id == fill) < 5000
 
 
 def test_places_of_a_stream_are_bounded_and_forgotten() -> None:

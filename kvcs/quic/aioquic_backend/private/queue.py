@@ -91,6 +91,11 @@ class RankedStream:
         behind = self._behind()
         return limit if behind == len(self._places) else min(limit, self._places[behind][0])
 
+    @property
+    def has_places(self) -> bool:
+        """Whether its octets do not all stand alike."""
+        return len(self._places) > 1
+
     def _behind(self) -> int:
         """Index of the place behind that of the octets which it sends next."""
         places, sender = self._places, self.stream.sender
@@ -238,10 +243,13 @@ class QueueingConnection(QuicConnection):
         if stream_id in self._parked:
             self._parked.remove(stream_id)
             self._active.append(self._streams[stream_id])
-        elif stream_id in self._waiting and not is_plain(self._waiting[stream_id].stream):
-            ranked = self._waiting.pop(stream_id)
-            self._order.remove(ranked)
-            self._active.append(ranked.stream)
+        elif (ranked := self._waiting.get(stream_id)) is not None:
+            if not is_plain(ranked.stream):
+                del self._waiting[stream_id]
+                self._order.remove(ranked)
+                self._active.append(ranked.stream)
+            elif ranked.has_places:
+                self._order.requeue(ranked)  # what was lost may stand before what was next
         if stream is None or not is_plain(stream):
             self._ranked.pop(stream_id, None)
 

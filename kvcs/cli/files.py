@@ -68,8 +68,13 @@ def check_target(path: Path) -> None:
     check_replaced(path)
 
 
-def check_apart(path: Path, inputs: Iterable[Path | None]) -> None:
+def check_apart(path: Path, inputs: Iterable[Path | None], option: str = "--out") -> None:
     """Check that what is written takes the place of nothing that the command reads.
+
+    Args:
+        path: what is written.
+        inputs: what is read; None where an option was not given.
+        option: what named ``path``.
 
     Raises:
         UsageError: it is one of them, under this name or another.
@@ -82,7 +87,7 @@ def check_apart(path: Path, inputs: Iterable[Path | None]) -> None:
         except OSError:  # one of them is not there, or cannot be looked at
             continue
         if is_same:
-            raise UsageError(f"{path}: this command reads it too; give --out another file")
+            raise UsageError(f"{path}: this command reads it too; give {option} another file")
 
 
 def note_open_secret(path: Path, file: IO[bytes], output: Output) -> None:

@@ -62,6 +62,11 @@ class PeerOptions:
     untrusted_relays: UntrustedRelaysOption = False
     insecure: InsecureOption = False
 
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """What is read of them."""
+        return (self.ca, self.client_cert, self.client_key, self.token_file)
+
     def peer(self, url: str, within: float | None = None) -> Peer:
         """Whom a command asks something.
 

@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
         shown, whether they are protected or not.
         """
         ring = read_protection(protect_key_file, output)
+        lengths = parse_anchors(anchors)
         wanted: Prefix | bytes
         if prefix.given:
             wanted = prefix.read(output, scope_key_file)
@@ -52,7 +53,7 @@ def register(app: typer.Typer) -> None:
         async with who.peer(relay).connect() as session:
             subscriber = Subscriber(session, protection=ring)
             if isinstance(wanted, Prefix):
-                found = await _of_prefix(subscriber, wanted, probe, parse_anchors(anchors))
+                found = await _of_prefix(subscriber, wanted, probe, lengths)
             else:
                 found = [(info, None) for info in await subscriber.list(wanted)]
         rows: list[dict[str, Any]] = [

@@ -152,6 +152,8 @@ def register(app: typer.Typer) -> None:
             if not relay and bind is None:
                 raise UsageError("--index-out needs --relay or --serve: an index names holders")
             files.check_target(index_out)
+            keys = (scope_key_file, sign_key_file, protect_key_file, cert, key, issuers, client_ca)
+            files.check_apart(index_out, (file, *keys, *who.files), "--index-out")
         # It is served until interrupted, or as long as --retain says.
         settings = PublisherSettings(retention=retention, lifetime=inf)
         peers = who.peers(relay)

@@ -135,7 +135,8 @@ class RetrieveOptions:
             raise UsageError("say what to do with the cache: --out FILE, --compare FILE, or both")
         if self.out is not None:
             check_target(self.out)
-            ours = (self.compare, self.keys_file, self.protect_key_file)
+            index = None if self.index is None else Path(self.index)  # a URL is no file
+            ours = (self.compare, self.keys_file, self.protect_key_file, index)
             check_apart(self.out, (*reads, *ours))
         if self.require_signed and self.keys_file is None:
             raise UsageError("--require-signed needs --keys-file FILE: whose signatures count")
@@ -213,7 +214,8 @@ async def _retrieve(
     blocks: int | None = None,
 ) -> None:
     peers = who.peers(relays, how.deadline)
-    how.check(peers, (*reads, who.ca, who.client_cert, who.client_key, who.token_file))
+    how.check(peers, (*reads, *who.files))
+    anchors = parse_anchors(how.anchors)
     ring = read_protection(how.protect_key_file, output)
     expected = None if how.compare is None else load_kv_file(how.compare, partial=True)
     if expected is not None and expected.descriptor != prefix.descriptor:
@@ -243,7 +245,7 @@ async def _retrieve(
             blocks=blocks,
             publication=how.publication,
             probe=how.probe,
-            anchors=parse_anchors(how.anchors),
+            anchors=anchors,
             lossy=how.lossy,
             whole=how.whole,
             retrieve=retrieve,

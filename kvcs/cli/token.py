@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcs.cli.authorities import Scopes, read_own_key, when
-from kvcs.cli.files import write_file
+from kvcs.cli.files import check_apart, write_file
 from kvcs.cli.frame import command
 from kvcs.cli.options import seconds
 from kvcs.cli.output import Output
@@ -106,6 +106,7 @@ def register(app: typer.Typer) -> None:
         Producers and consumers read the file again when the token is about to expire: replace it in
         time. The scope is by default that of the issuer's key.
         """
+        check_apart(out, (issuer_key_file, scope_key_file))
         key = read_own_key(issuer_key_file, output)
         if role not in ROLES:
             raise UsageError(f"--role is producer, consumer or both, not {role!r}")

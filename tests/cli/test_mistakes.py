@@ -121,8 +121,29 @@ def test_what_a_command_reads_is_not_replaced(
         ran = run("fetch", *there, "--like", like, "--out", out)
         refused(ran, f"{out}: this command reads it too; give --out another file")
     refused(run("subscribe", *there, "--like", cache, "--out", cache), "this command reads it too")
+    ran = run("publish", cache, *there, "--index-out", link)
+    refused(ran, f"{link}: this command reads it too; give --index-out another file")
+    issuer = tmp_path / "issuer.key"
+    made = ("keygen", "--issuer", "us", "--every-scope", "--out", issuer)
+    assert run(*made, "--public", tmp_path / "issuers.ring").code == 0
+    secret = issuer.read_bytes()
+    token = ("token", "make", "--issuer-key-file", issuer, "--audience", "127.0.0.1")
+    for out in (issuer, place.scope_key):
+        ran = run(*token, "--scope-key-file", place.scope_key, "--out", out)
+        refused(ran, f"{out}: this command reads it too")
+    assert issuer.read_bytes() == secret
     assert cache.read_bytes() == place.cache.read_bytes()
     assert place.scope_key.read_bytes() == key
+
+
+@pytest.mark.parametrize("command", [("ls",), ("fetch", "--out", "x")])
+def test_anchors_that_are_none_are_told_before_anybody_is_asked(
+    place: Place, run: Run, command: tuple[object, ...]
+) -> None:
+    with closed_port() as port:
+        nobody = ("--relay", f"moqt://127.0.0.1:{port}", *place.member)
+        ran = run(*command, *nobody, "--like", place.cache, "--anchors", "half")
+    refused(ran, "--anchors: expected numbers of blocks")
 
 
 def test_a_scope_key_is_shown_to_no_relay(

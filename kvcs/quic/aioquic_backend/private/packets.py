@@ -23,7 +23,8 @@ LATE_SECONDS: Final = 0.001
 """A wake-up that comes late may send what the rate gives in this time, where that is more."""
 
 LATE_PACKETS: Final = 128
-"""But no more than these: a kernel that keeps the default for receive buffers has room for them."""
+"""But no more than these: a peer that asks for a large receive buffer, as ours do, gets room for
+some 180 of ordinary size where its kernel keeps the default of what may be asked for."""
 
 GATHERED_PACKETS: Final = 16
 GATHERED_OCTETS: Final = 64 * 1024

@@ -11,11 +11,7 @@ from kvcs.cli import files
 from kvcs.cli.authorities import read_protection
 from kvcs.cli.frame import command
 from kvcs.cli.groups import PeerOptions, PrefixOptions
-from kvcs.cli.options import (
-    ProtectKeyOption,
-    RelayOption,
-    ScopeKeyOption,
-)
+from kvcs.cli.options import ProtectKeyOption, RelayOption, ScopeKeyOption
 from kvcs.cli.output import Output
 from kvcs.cli.probing import AnchorsOption, ProbeOption, parse_anchors
 from kvcs.kv import KVCS_SCHEME, Prefix, holder_uri

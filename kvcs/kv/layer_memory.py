@@ -129,9 +129,10 @@ def _room(
     """
     called = f"into: {name} of layer {index}"
     tokens, *rest = shape
-    has: tuple[int, ...] = tuple(getattr(given, "shape", ()))
-    if len(has) == len(shape) and has[0] > tokens:
+    has = getattr(given, "shape", None)
+    if isinstance(has, tuple) and len(has) == len(shape) and has[0] > tokens:
         tokens = int(has[0])
+    # Twice: what is made anew for each is a copy, which the caller would wait for in vain.
     array, again = (as_host_array(given, dtype, (tokens, *rest), called) for _ in range(2))
     if array.ctypes.data != again.ctypes.data:
         raise UsageError(f"{called}: {type(given).__name__} gives copies; give the memory itself")

@@ -250,11 +250,12 @@ class Subscriber:
                 be taken from another publication to the last; else only until the first layer was
                 handed out, since Objects of two publications are never mixed in one segment.
             into: K and V of each wanted layer, by its index, to put its tensors into: pinned memory
-                or an engine's own, arrays or torch tensors of the descriptor's dtype,
-                [prefix.tokens or more, kv_heads, head_dim] and [.., v_head_dim] (None for latent
-                attention), C-contiguous. They are filled from their first token. What a layer's
-                memory holds counts only once the layer was handed out, and then it is written to
-                no more; nothing is once this context was left. Such a retrieval is not shared.
+                or an engine's own, arrays or torch tensors of the descriptor's dtype, [tokens,
+                kv_heads, head_dim] and [tokens, kv_heads, v_head_dim] (None for latent attention),
+                C-contiguous, with room for the tokens of all the blocks wanted. They are filled
+                from their first token. What a layer's memory holds counts only once the layer was
+                handed out, and then it is written to no more; nothing is once this context was
+                left. Such a retrieval is not shared.
 
         Yields:
             The `Cache`.

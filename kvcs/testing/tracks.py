@@ -52,6 +52,13 @@ def put(
     target.publish(header, (memoryview(data),) if data else (), now, end_of_group=True)
 
 
+def bring(target: Track, group: int, object_id: int, *, octets: int = 8) -> None:
+    """Have a FETCH bring one whole Object."""
+    place = Location(group, object_id)
+    writer = target.begin_fetched(ObjectHeader(*place, 0, 0, payload_length=octets), 0.0)
+    writer.write(memoryview(payload(place, octets)))
+
+
 def put_group(
     target: Track, group: int, objects: int, *, octets: int = 8, priority: int | None = 0
 ) -> None:

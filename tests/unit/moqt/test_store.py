@@ -16,7 +16,7 @@ from kvcs.moqt.streams import SubgroupHeader
 from kvcs.moqt.track import store
 from kvcs.moqt.track.store import Track
 from kvcs.moqt.track.stored import OBJECT_BOOKKEEPING_OCTETS, Group, StoreBudget, Subgroup
-from kvcs.testing.tracks import NAME, end_track, payload, put, put_group, track
+from kvcs.testing.tracks import NAME, bring, end_track, payload, put, put_group, track
 
 END_OF_GROUP, END_OF_TRACK = ObjectStatus.END_OF_GROUP, ObjectStatus.END_OF_TRACK
 HEADER = SubgroupHeader(9, 0, 0, 0, first_object=True)
@@ -55,13 +55,6 @@ class Sleeper:
 
     def wake(self) -> None:
         self.woken += 1
-
-
-def begin(target: Track, group: int, object_id: int, *, octets: int = 8) -> None:
-    """A FETCH brings one whole Object."""
-    place = at(group, object_id)
-    writer = target.begin_fetched(ObjectHeader(*place, 0, 0, payload_length=octets), 0.0)
-    writer.write(memoryview(payload(place, octets)))
 
 
 # Publishing
@@ -238,7 +231,7 @@ def test_what_the_origin_has_evicted_is_unknown() -> None:
 
 def test_a_cache_knows_what_it_holds_and_what_it_learnt() -> None:
     cache = track(authoritative=False)
-    begin(cache, 0, 2)
+    bring(cache, 0, 2)
     assert cache.first_unknown(at(0, 0), at(0, 9)) == (at(0, 0), at(0, 1))
     assert cache.first_unknown(at(0, 2), at(0, 2)) is None
     cache.learn(at(0, 0), at(0, 5))
@@ -268,7 +261,7 @@ def test_a_status_says_what_does_not_exist(status: ObjectStatus) -> None:
 
 def test_largest_moves_with_what_comes_live_and_what_upstream_names_only() -> None:
     cache = track(authoritative=False)
-    begin(cache, 7, 0)
+    bring(cache, 7, 0)
     assert cache.largest is None
     cache.note_largest(at(3, 0))
     cache.note_largest(at(2, 0))
@@ -281,7 +274,7 @@ def test_an_expired_object_is_only_a_caches() -> None:
     properties = KeyValues.of({Property.MAX_CACHE_DURATION: 500})
     for authoritative in (True, False):
         target = track(authoritative=authoritative, properties=properties)
-        begin(target, 0, 0)
+        bring(target, 0, 0)
         stored = target.get(at(0, 0))
         assert stored is not None
         assert not target.expired(stored, 0.5)
@@ -304,7 +297,7 @@ def test_an_expired_object_is_only_a_caches() -> None:
 def test_next_stored(start: Location, end: Location, found: Location | None) -> None:
     cache = track(authoritative=False)
     for group, object_id in ((4, 0), (1, 5), (1, 2)):
-        begin(cache, group, object_id)
+        bring(cache, group, object_id)
     stored = cache.next_stored(start, end)
     assert (None if stored is None else stored.header.location) == found
 
@@ -315,8 +308,8 @@ def test_next_stored(start: Location, end: Location, found: Location | None) -> 
 def test_eviction_is_told_and_gives_the_octets_back() -> None:
     cache = track(authoritative=False)
     follower = Follower(cache)
-    begin(cache, 0, 0)
-    begin(cache, 1, 0)
+    bring(cache, 0, 0)
+    bring(cache, 1, 0)
     freed = cache.evict_group(0)
     assert freed == OBJECT_BOOKKEEPING_OCTETS + 8
     assert cache.evict_group(0) == 0
@@ -327,7 +320,7 @@ def test_eviction_is_told_and_gives_the_octets_back() -> None:
 
 def test_the_end_of_a_group_stays_known_when_it_is_evicted() -> None:
     cache = track(authoritative=False)
-    begin(cache, 0, 0)
+    bring(cache, 0, 0)
     cache.end_group(0, 3)
     cache.evict_group(0)
     assert cache.first_unknown(at(0, 0), at(0, 0)) is not None
@@ -349,7 +342,7 @@ def test_a_group_whose_objects_are_gone_can_be_evicted_while_a_stream_brings_it(
 
 def test_what_is_discarded_is_unknown_again() -> None:
     cache = track(authoritative=False)
-    begin(cache, 0, 0)
+    bring(cache, 0, 0)
     stored = cache.get(at(0, 0))
     assert stored is not None
     cache.discard(stored)
@@ -394,8 +387,8 @@ def test_the_last_one_to_leave_is_told() -> None:
 
 def test_a_group_that_is_used_is_the_last_to_go_and_one_that_is_not_there_is_quiet() -> None:
     cache = track(authoritative=False)
-    begin(cache, 0, 0)
-    begin(cache, 1, 0)
+    bring(cache, 0, 0)
+    bring(cache, 1, 0)
     cache.touch(0)
     cache.touch(7)
     assert cache.groups[0].used > cache.groups[1].used
@@ -405,75 +398,12 @@ def test_a_group_that_is_used_is_the_last_to_go_and_one_that_is_not_there_is_qui
 
 def test_an_object_that_left_may_be_forgotten_again() -> None:
     cache = track(authoritative=False)
-    begin(cache, 0, 0)
+    bring(cache, 0, 0)
     stored = cache.get(at(0, 0))
     assert stored is not None
     cache.evict_group(0)
     cache.forget(stored)
     assert cache.octets == 0
-
-
-# What comes twice
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        ObjectHeader(0, 0, 0, 0, payload_length=9),
-        ObjectHeader(0, 0, 1, 0, payload_length=8),
-        ObjectHeader(0, 0, None, 0, payload_length=8),
-        ObjectHeader(0, 0, 0, 5, payload_length=8),
-        ObjectHeader(0, 0, 0, None, payload_length=8),
-        ObjectHeader(0, 0, 0, 0, END_OF_GROUP),
-    ],
-)
-def test_a_copy_with_other_fields_makes_the_track_malformed(other: ObjectHeader) -> None:
-    cache = track(authoritative=False)
-    begin(cache, 0, 0)
-    with pytest.raises(MalformedTrack):
-        cache.begin_fetched(other, 0.0)
-    with pytest.raises(MalformedTrack):
-        cache.open_stream(HEADER).begin(other, 0.0)
-
-
-def test_the_default_priority_may_be_spelt_out_in_a_copy() -> None:
-    cache = track(authoritative=False)
-    cache.begin_fetched(ObjectHeader(0, 0, 0, None, payload_length=8), 0.0)
-    cache.begin_fetched(ObjectHeader(0, 0, 0, 128, payload_length=8), 0.0)
-
-
-def test_a_copy_that_breaks_off_leaves_the_first() -> None:
-    cache = track(authoritative=False)
-    begin(cache, 0, 0)
-    copy = cache.begin_fetched(ObjectHeader(0, 0, 0, 0, payload_length=8), 0.0)
-    copy.write(memoryview(payload(at(0, 0)))[:2])
-    cache.abandon(copy)
-    assert cache.get(at(0, 0)) is not None
-
-
-def test_the_first_that_breaks_off_leaves_the_object_to_its_copy() -> None:
-    cache = track(authoritative=False)
-    header = ObjectHeader(0, 0, 0, 0, payload_length=8)
-    first = cache.begin_fetched(header, 0.0)
-    second = cache.begin_fetched(header, 0.0)
-    octets = memoryview(payload(at(0, 0)))
-    first.write(octets[:3])
-    second.write(octets[:2])
-    cache.abandon(first)
-    second.write(octets[2:])
-    stored = cache.get(at(0, 0))
-    assert stored is not None
-    assert stored.complete
-
-
-def test_both_breaking_off_drops_the_object() -> None:
-    cache = track(authoritative=False)
-    header = ObjectHeader(0, 0, 0, 0, payload_length=8)
-    first, second = cache.begin_fetched(header, 0.0), cache.begin_fetched(header, 0.0)
-    cache.abandon(first)
-    assert cache.get(at(0, 0)) is not None
-    cache.abandon(second)
-    assert cache.get(at(0, 0)) is None
 
 
 # Datagrams

@@ -50,7 +50,7 @@ def acknowledge_runs(
 
 def _tell_streams(packets: list[StreamPacket]) -> None:
     """Tell each stream what of it arrived, consecutive octets in one go."""
-    sender, start, stop, fin = packets[0].frames[0]
+    sender, start, _, fin = packets[0].frames[0]
     stop = start
     for packet in packets:
         for whose, begin, end, last in packet.frames:

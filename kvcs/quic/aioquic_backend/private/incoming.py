@@ -19,11 +19,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.tls import Epoch
 from cryptography.exceptions import InvalidTag
 
-from kvcs.quic.aioquic_backend.private.flights import (
-    NONCE_OCTETS,
-    OFFSET,
-    header_masks,
-)
+from kvcs.quic.aioquic_backend.private.flights import NONCE_OCTETS, OFFSET, header_masks
 from kvcs.quic.aioquic_backend.private.frames import INTEGER_MASKS
 from kvcs.quic.aioquic_backend.private.taking import Piece, TakingConnection
 from kvcs.quic.aioquic_backend.private.trains import SAMPLE_OCTETS, SHORT_HEADER_BITS

@@ -61,6 +61,7 @@ class OutgoingConnection(IncomingConnection):
     _size_of_objects = SMALLEST_DATAGRAM
     """Largest datagram of streams of Objects, which we fill; the library fills all others."""
 
+    # The library gives each datagram for itself; only our driver calls this, which takes trains.
     def datagrams_to_send(self, now: float) -> Datagrams:  # type: ignore[override]
         """Build what may leave at `now`: frames of all kinds first, then those of Objects."""
         if self._handshake_confirmed:

@@ -26,13 +26,14 @@ LATE_PACKETS: Final = 128
 """But no more than these: a peer that asks for a large receive buffer, as ours do, gets room for
 some 180 of ordinary size where its kernel keeps the default of what may be asked for."""
 
-GATHERED_PACKETS: Final = 16
-GATHERED_OCTETS: Final = 64 * 1024
-"""Packets that a wake-up by the pacer is to send, and what they may be where small ones are more:
-one call of the kernel's takes as much. Where that does not take too long, both."""
+AWAITED_PACKETS: Final = 16
+"""Packets that a wake-up by the pacer is to send, where waiting for them takes not too long."""
 
-GATHERED_SECONDS: Final = 0.002
-"""Longest time for which packets are gathered."""
+AWAITED_OCTETS: Final = 64 * 1024
+"""Small packets are waited for up to so many octets: one call of the kernel's takes as much."""
+
+AWAITED_SECONDS: Final = 0.002
+"""Longest time for which packets are waited for."""
 
 
 class BurstPacer(QuicPacketPacer):
@@ -58,14 +59,14 @@ class BurstPacer(QuicPacketPacer):
         """When something may leave again; None where it may now.
 
         The library says when one packet may. A wake-up costs as much as many packets, so we wait
-        for those, but no longer than `GATHERED_SECONDS` where one alone comes sooner.
+        for those, but no longer than `AWAITED_SECONDS` where one alone comes sooner.
         """
         at = super().next_send_time(now)
         if at is None or self.packet_time is None:
             return None
-        packets = max(GATHERED_PACKETS, GATHERED_OCTETS // self._max_datagram_size)
-        gathered = min(packets * self.packet_time, GATHERED_SECONDS)
-        return now + max(self.packet_time, gathered)
+        packets = max(AWAITED_PACKETS, AWAITED_OCTETS // self._max_datagram_size)
+        awaited = min(packets * self.packet_time, AWAITED_SECONDS)
+        return now + max(self.packet_time, awaited)
 
     def packets(self, now: float) -> int:
         """Packets that may leave at `now`: as many as asking before each one would let go."""

@@ -23,6 +23,10 @@ LEAST_PART_OCTETS = 16 * 1024
 """Payload octets that come as one piece are a part of their own from this size on: what a part
 takes beside its octets is little of it."""
 
+MANY_PARTS = 256
+"""What comes as one piece is no part of its own where that many of its size have come before it:
+each reader looks past the parts that are before its place."""
+
 UNLIMITED = 2**63
 """A budget that never fills, for a Track that is bounded elsewhere."""
 
@@ -149,7 +153,8 @@ class StoredObject:
         at, size = self._at, len(data)
         self._at = at + size
         if at == self._room == self.received and size and not self.failed:
-            if size >= LEAST_PART_OCTETS or at + size == self.header.payload_length:
+            least = max(LEAST_PART_OCTETS, at // MANY_PARTS)
+            if size >= least or at + size == self.header.payload_length:
                 self._take_part(bytes(data))
                 return
             self._add_part()

@@ -11,6 +11,7 @@ from kvcs.moqt.track.store import Track
 from kvcs.moqt.track.stored import (
     FIRST_PART_OCTETS,
     LEAST_PART_OCTETS,
+    MANY_PARTS,
     OBJECT_BOOKKEEPING_OCTETS,
     DuplicateObject,
     StoreBudget,
@@ -209,6 +210,14 @@ def test_what_comes_at_once_takes_no_more_room_than_its_octets() -> None:
     for _ in range(3):
         stored.write(memoryview(piece))
     assert list(map(len, stored.parts)) == 3 * [LEAST_PART_OCTETS]
+
+
+def test_a_large_object_lies_in_few_parts_however_small_its_pieces_are() -> None:
+    stored = arriving(ObjectHeader(0, 0, 0, 0, payload_length=32 * MIB), 0.0)
+    piece = bytes(LEAST_PART_OCTETS)
+    while not stored.complete:
+        stored.write(memoryview(piece))
+    assert len(stored.parts) <= MANY_PARTS + 8
 
 
 def test_the_end_of_a_payload_takes_no_more_room_than_its_octets() -> None:

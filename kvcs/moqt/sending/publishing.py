@@ -30,6 +30,10 @@ MOVE_SECONDS = 100e-6
 """From one time that what is owed is put in order again to the next, for each stream: several times
 what that takes, for a peer may change its priority with every few octets."""
 
+MOST_BELOW = 4096
+"""Streams of a subscription that are taken, at most, to wait below the session: it cannot know how
+many of those that it handed over whole still do."""
+
 TIMEOUT_LOOK_SECONDS = 5.0
 """Longest wait of one timer for a delivery timeout, which a peer may set to centuries: what a timer
 refers to stays in memory until it is due."""
@@ -237,7 +241,8 @@ class SubscriptionDelivery:
             sender.subscriber_priority = self.subscriber_priority
             self.host.reschedule(sender)
         self.host.prioritize(self.request_id, self.subscriber_priority)
-        self.moves_at, self.moving = now + len(senders) * MOVE_SECONDS, False
+        streams = len(senders) + min(self.streams_opened, MOST_BELOW)
+        self.moves_at, self.moving = now + streams * MOVE_SECONDS, False
 
     def _set_forward(self, forward: bool) -> None:
         if self.forward and not forward:

@@ -209,3 +209,18 @@ def test_a_peer_that_changes_its_priority_again_and_again_makes_little_work() ->
     pair.run()
     told = [each for _, each in ranks(pair)]
     assert told == [rank(group, subscriber=99, request=request_id) for group in range(groups)]
+
+
+def test_streams_that_were_handed_over_whole_count_too() -> None:
+    """They wait below the session, where each is put in order anew."""
+    pair, source, request_id = served()
+    groups = 50
+    for group in range(groups):
+        put_group(source, group, 1, octets=10, priority=0)
+    pair.run()
+    pair.server.actions.clear()
+    for priority in range(100):
+        update(pair, request_id, subscriber_priority=priority)
+    assert prioritized(pair.server.actions) == [Prioritize(request_id, 0)]
+    pair.advance(groups * MOVE_SECONDS)
+    assert prioritized(pair.server.actions)[1:] == [Prioritize(request_id, 99)]

@@ -61,6 +61,7 @@ class KeptLayers:
         )
 
     def _let_go(self, indices: set[int]) -> None:
-        """Drop those layers that no reader needs."""
+        """Drop those layers that no reader needs; one that was contradicted since is kept."""
         for index in set.intersection(indices, *self._dropped.values()):
-            self._ledger.drop(index)
+            if self._ledger.is_ready(index):
+                self._ledger.drop(index)

@@ -63,7 +63,7 @@ def _exit_code(error: BaseException) -> ExitCode:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether there is no room for what is printed; files of ours say it with their names."""
+    """Whether there is no room, for what is printed above all: files that were named say it."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -172,7 +172,9 @@ def test_two_subscribers_of_one_session_are_ranked_by_their_own_priority() -> No
 
 
 @pytest.mark.parametrize("own", [None, 40])
-def test_a_fill_with_a_priority_of_its_own_is_not_touched_by_an_update(own: int | None) -> None:
+def test_a_fill_with_a_priority_of_its_own_is_of_no_request_that_changes_it(
+    own: int | None,
+) -> None:
     pair, source = SessionPair(), track()
     put(source, 5, 0, octets=10, priority=0)
     serve(pair, source)
